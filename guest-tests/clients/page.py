@@ -109,7 +109,7 @@ def read_views(folder, device):
 
 def check_small(browser, lamina, folder, models):
     options = [word for model in models for word in ("--model", model)]
-    options += ["--views", "full,e8m3,fp8_e4m3fn", "--observe", "--image", f"{folder}/image"]
+    options += ["--views", "full,e8m3,fp8_e4m3fn", "--observe", "--model-dram", "--image", f"{folder}/image"]
     with Device(lamina, folder, *options) as device:
         shown = Page(browser.new_page(viewport={"width": 1280, "height": 900}))
         shown.page.goto(device.url)
@@ -130,6 +130,14 @@ def check_small(browser, lamina, folder, models):
         took = shown.until("#took", r"views, reads")
         assert re.search(r"views, reads[^,]*p50\s+p99\s+longest\s+[\d,]+ in all\s+[\d.]+ (ns|µs|ms)", took), took
         assert shown.page.locator("#took figure >> nth=0 >> rect").count() > 0
+        # What DRAM would have done is told by the time that the model's thread has done it.
+        modelled = shown.until("#modelled", r"plain\s+[\d.]+ \w+")
+        assert "Modelled, not measured" in modelled and re.search(r"trace\s+[\d.]+ MiB \(\d+\.\d %\)", modelled), modelled
+        metrics = http.client.HTTPConnection("127.0.0.1", device.port, timeout=60)
+        metrics.request("GET", "/metrics")
+        metrics = metrics.getresponse().read().decode()
+        energy = {design: float(re.search(rf'lamina_modelled_access_picojoules_total{{design="{design}"}} (\S+)', metrics)[1]) for design in ("plain", "trace")}
+        assert 0 < energy["trace"] < energy["plain"], energy
         assert "everybody" in shown.text("#exports") and "No block is poisoned" in shown.text("#poisoned")
         device.ask("POST", "/poison/inject", {"offset": 0, "length": 4096})
         shown.until("#poisoned", "injected")
@@ -208,6 +216,80 @@ def check_many(browser, lamina, folder):
         shown.page.close()
 
 
+def check_report(browser, lamina, folder):
+    """What `lamina reproduce` writes is one file that asks nobody, and can be read anywhere."""
+    subprocess.run([lamina, "reproduce", "--out", folder, "--json"], stdout=subprocess.DEVNULL, check=True)
+    report = json.loads(Path(folder, "report.json").read_text())
+    asked, errors = [], []
+    for name, width, scheme in ("report", 1280, "light"), ("report-dark", 1280, "dark"), ("report-phone", 390, "dark"):
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(f"file://{folder}/report.html")
+        wide, back, text = page.evaluate("""[document.documentElement.scrollWidth, getComputedStyle(document.body).backgroundColor,
+            getComputedStyle(document.querySelector('td')).color]""")
+        assert wide <= width, (name, wide)
+        assert (back, text) == (("rgb(255, 255, 255)", "rgb(27, 31, 36)") if scheme == "light" else ("rgb(22, 24, 27)", "rgb(228, 230, 233)"))
+        assert page.locator("section").count() == len(report["sections"])
+        assert page.locator("svg").count() == sum(len(section["charts"]) for section in report["sections"])
+        # Every plot has something in it, inside its frame.
+        for plot in page.locator("svg").all():
+            marks, outside = plot.evaluate("""plot => { const box = plot.getBoundingClientRect();
+                const marks = [...plot.querySelectorAll('.bar, .line, .dot, .mark')].map(mark => mark.getBoundingClientRect());
+                return [marks.length, marks.filter(mark => mark.left < box.left - 1 || mark.right > box.right + 1 || mark.top < box.top - 1 || mark.bottom > box.bottom + 1).length]; }""")
+            assert marks > 0 and outside == 0, (name, plot.get_attribute("aria-label"), marks, outside)
+        page.get_by_role("link", name="Fig. 23").click()
+        assert page.evaluate("location.hash") == "#trace-fig-23"
+        Page(page).picture(name)
+        if name == "report":
+            page.emulate_media(media="print")
+            assert not page.locator("nav").is_visible()
+            Page(page).picture("report-print")
+        page.close()
+    assert all(url.startswith("file://") and url.split("#")[0].endswith("report.html") for url in asked), asked
+    assert not errors, errors
+
+
+def check_planner(browser, lamina, folder):
+    """The page with sliders says what the program says."""
+    path = f"{folder}/planner.html"
+    subprocess.run([lamina, "model", "llama-3.1-70b", "--page", path], check=True)
+    shown = Page(browser.new_page(viewport={"width": 1280, "height": 900}))
+    shown.page.on("request", lambda request: None if request.url == f"file://{path}" else shown.errors.append(request.url))
+    shown.page.goto(f"file://{path}")
+    shown.errors.clear()
+
+    def choose(name, value):
+        shown.page.locator(f"[name={name}]").evaluate("(input, value) => { input.value = value; input.dispatchEvent(new Event('input', { bubbles: true })); }", str(value))
+
+    for llm in "llama-3.1-70b", "gpt-oss-120b", "gpt-oss-120b-mxfp4", "deepseek-v3", "opt-30b":
+        for accounting in "device-only", "as-printed":
+            choose("shape", llm)
+            choose("accounting", accounting)
+            for change in ({}, {"hbm": 141, "alpha": 0.3, "batch": 3}, {"ddr": 900, "link": 100, "f_rd": 0.75, "target": 7.5, "device": 64}, {"ceiling": 40}):
+                for name, value in change.items():
+                    choose(name, value)
+                of = shown.page.evaluate("asked()")
+                words = [word for name in ("alpha", "batch") for word in (f"--{name}", str(of[name]))]
+                words += [word for name in ("hbm", "ddr", "link", "device") for word in (f"--{name}", str(of[name] / 1e9))]
+                words += ["--f-rd", str(of["f_rd"]), "--target", str(of["target"]), "--ratios", "printed" if accounting == "as-printed" else "paper"]
+                words += ["--ceiling", str(of["ceiling"])] if of["ceiling"] else []
+                told = subprocess.run([lamina, "model", llm, "--accounting", accounting, "--json", *words], stdout=subprocess.PIPE, check=True)
+                designs = json.loads(told.stdout)["reports"][0]["designs"]
+                for theirs, ours in zip(designs, shown.page.evaluate("model(asked()).map(of => ({ ...of, points: of.points.map(point => ({ ...point, rate: Number.isFinite(point.rate) ? point.rate : null })) }))")):
+                    names = ("spills_at", "spills"), ("faster_than_plain_from", "faster"), ("longest_at_target", "longest")
+                    assert all(theirs[rust] == ours[script] for rust, script in names), (llm, accounting, change, theirs, ours)
+                    assert abs(theirs["price_per_gb"] - ours["price"]) < 1e-5
+                    for one, other in zip(theirs["points"], ours["points"]):
+                        rates = one["tokens_per_second"], other["rate"]
+                        assert rates[0] == rates[1] or abs(rates[0] / rates[1] - 1) < 1e-9, (llm, accounting, change, one, other)
+                        assert (one["context"], one["bound"], one["devices"]) == (other["context"], other["bound"].replace("fits", "hbm"), other["devices"])
+    assert shown.page.locator("#points tr").count() == 8 and shown.page.locator("svg polyline").count() == 3
+    shown.picture("planner")
+    assert not shown.errors, shown.errors
+    shown.page.close()
+
+
 def main():
     lamina, *models = map(os.path.abspath, sys.argv[1:])
     with tempfile.TemporaryDirectory() as folder:
@@ -225,6 +307,9 @@ def main():
             check_small(browser, lamina, folder, models)
         with tempfile.TemporaryDirectory() as folder:
             check_many(browser, lamina, folder)
+        with tempfile.TemporaryDirectory() as folder:
+            check_report(browser, lamina, folder)
+            check_planner(browser, lamina, folder)
         browser.close()
     print("page: Chromium shows what there is")
 

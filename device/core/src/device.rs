@@ -51,6 +51,7 @@ mod tables;
 mod targets;
 mod tensor_views;
 mod transitions;
+mod watcher;
 mod windows;
 mod writes;
 
@@ -80,6 +81,7 @@ pub use self::{
     sources::{Places, Source, Stamp},
     tables::MAX_AT_ONCE,
     tensor_views::TensorView,
+    watcher::{Moved, Watcher},
 };
 use crate::partition_table::Part;
 pub use lamina_store::image::PartitionConfig;
@@ -366,6 +368,7 @@ impl Device {
             map: &self.map(),
             partition_table: &self.accounts.partition_table,
             interleave: self.accounts.observers.members_report(),
+            modelled: self.config.watcher.as_ref().map_or_else(Vec::new, |watcher| watcher.report()),
             index_cache_entries: self.config.index_cache_entries.max(1),
             windows: self.windows.now(),
             poison: self.poison_now(),

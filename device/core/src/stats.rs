@@ -3,7 +3,8 @@
 //! The rules:
 //! * A figure is [declared](crate::counters) once. Everything that shows it is made from that.
 //! * Counters are exact and only rise; gauges follow what is stored now. Nothing here is modelled
-//!   but the index cache, and rates of several devices ([`members`]).
+//!   but the index cache, rates of several devices ([`members`]), and what a watcher tells
+//!   ([`ModelledReport`]).
 //! * One access is a request that reaches the device: a page that a page cache fills, of 4 KiB or
 //!   with what it reads ahead, and no load of 64 bytes. Requests are counted by size ([`Fills`]).
 //! * `plain_bytes` is what a device without compression or planes moves for the same request: the
@@ -32,6 +33,7 @@
 mod device;
 mod holdings;
 pub(crate) mod members;
+mod modelled;
 mod report;
 mod sections;
 
@@ -46,6 +48,7 @@ use self::holdings::Held;
 pub(crate) use self::holdings::Holdings;
 pub use self::holdings::PlaneReport;
 pub use self::members::{InterleaveReport, Interleaving, MemberReport, USUAL_BANDWIDTH};
+pub use self::modelled::ModelledReport;
 pub use self::report::{FormerWindows, StatsReport, TensorReport, ViewReport};
 pub use self::sections::SECTIONS;
 pub(crate) use crate::counters::{Fills, Gauge, Latency, Tally, Traffic};

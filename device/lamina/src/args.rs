@@ -4,6 +4,7 @@ mod boot;
 mod device;
 mod model;
 mod mount;
+mod reproduce;
 mod traced;
 mod values;
 
@@ -19,6 +20,7 @@ pub(crate) use self::boot::Boot;
 pub(crate) use self::device::DeviceArgs;
 pub(crate) use self::model::{Accounted, Model};
 pub(crate) use self::mount::{LoadModel, Ls, Mount, Rm, Shown, To, Umount};
+pub(crate) use self::reproduce::Reproduce;
 pub(crate) use self::traced::{Compare, Convert, Elastic, Other, Paced, Replacement, Replayed, Trace};
 pub(crate) use self::values::{DiskArg, bytes, run_dir};
 use self::values::{codecs, disks, kv_layout, packkv_scales, shape};
@@ -119,6 +121,7 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Trace(Trace),
     Elastic(Elastic),
+    Reproduce(Reproduce),
     Doctor(Doctor),
     Completions(Completions),
     Man(ManPages),

@@ -21,6 +21,7 @@ mod mount;
 mod out;
 mod partition_table;
 mod pool;
+mod reproduce;
 mod serve;
 mod several;
 mod shmem;
@@ -80,6 +81,7 @@ fn run(cli: args::Cli) -> ExitCode {
             Command::Trace(command) => tokio::task::block_in_place(|| modelled::trace(&command)),
             Command::Elastic(args) => tokio::task::block_in_place(|| modelled::elastic(&args)),
             Command::Model(args) => tokio::task::block_in_place(|| modelled::model(&args)),
+            Command::Reproduce(args) => tokio::task::block_in_place(|| reproduce::reproduce(&args)),
             Command::Mount(args) => mount::mount(args).await,
             Command::Umount(args) => tokio::task::block_in_place(|| mount::umount(&args)),
             Command::Ls(args) => mount::ls(args).await,

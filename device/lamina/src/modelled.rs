@@ -1,9 +1,13 @@
-//! What is modelled and not measured: `lamina model`, `compare`, `trace` and `elastic`.
+//! What is modelled and not measured: `lamina model`, `compare`, `trace` and `elastic`, and
+//! `--model-dram` of a device that is served.
 
 mod elastic;
+mod live;
+mod planner;
 mod system;
 mod traces;
 
 pub(crate) use self::elastic::elastic;
+pub(crate) use self::live::Live;
 pub(crate) use self::system::{model, shape};
 pub(crate) use self::traces::{compare, trace};

@@ -28,7 +28,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use lamina_device::device::{Device, DeviceConfig, Partition};
+use lamina_device::device::{Device, DeviceConfig, Partition, Watcher};
 use lamina_device::files;
 use lamina_device::load::{self, Decision, LoadError, LoadOptions, Loaded, Progress};
 use lamina_device::model::ModelFile;
@@ -39,12 +39,14 @@ use lamina_serve::{
 use lamina_store::Worker;
 use lamina_store::host_memory::HostMemory;
 use lamina_store::image::Image;
+use lamina_store::mode::Mode;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::args::DeviceArgs;
 use crate::life::{self, Order, Ready, WindowFile, Word};
 use crate::log;
 use crate::meter::Meter;
+use crate::modelled::Live;
 use crate::partition_table::{Load, PartitionArgs, Plan};
 
 /// What a worker ends with after a panic.
@@ -80,6 +82,12 @@ pub(crate) fn work(args: &DeviceArgs, partition_table: &PartitionArgs) -> ! {
     log::flush(log::TIMEOUT);
     // Threads that wait for the mount are not waited for.
     std::process::exit(status);
+}
+
+/// Who models hardware, if that is asked for.
+fn watcher(args: &DeviceArgs, mode: Mode) -> Result<Option<Arc<dyn Watcher>>> {
+    let Some(profile) = &args.model_dram else { return Ok(None) };
+    Ok(Some(Live::start(mode, profile)?))
 }
 
 fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
@@ -118,6 +126,7 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
         worker: holder().map(|holder| Worker { holder, number: deaths }),
         interleaving,
         observe,
+        watcher: watcher(args, image.superblock().mode)?,
         ..DeviceConfig::new(0, 0)
     };
     let device = Arc::new(Device::open(image, &config)?);

@@ -92,6 +92,11 @@ impl PlainCache {
         let all = if slot.cached == Cached::Key { &mut layer.keys } else { &mut layer.values };
         all.extend(rows.as_chunks::<2>().0.iter().map(|x| from_bf16(u16::from_le_bytes(*x))));
     }
+
+    /// Every layer's rows.
+    pub fn layers(&self) -> &[History] {
+        &self.layers
+    }
 }
 
 impl KvCache for PlainCache {

@@ -221,6 +221,10 @@ struct DecodeArgs {
     /// if the model were larger than every cache; a model in a GGUF file is kept]
     #[arg(long)]
     keep_cache: bool,
+    /// Write the K and V of the judged text, everything in full, to a new safetensors file, as
+    /// `lamina analyze` and `lamina reproduce` read it
+    #[arg(long, value_name = "FILE")]
+    save_kv: Option<PathBuf>,
 }
 
 /// Tokens of a page of a larger model's cache, as in Quest.
@@ -270,6 +274,7 @@ impl DecodeArgs {
             window_tokens: self.window_tokens.or(of_larger(WINDOW_TOKENS)),
             batch: self.batch.or(of_larger(self.flush_every)).unwrap_or(1),
             keep_cache: self.keep_cache || larger.is_some(),
+            save_kv: self.save_kv,
         })
     }
 }

@@ -43,7 +43,43 @@ fn decode() -> Decode {
         window_tokens: None,
         batch: 1,
         keep_cache: false,
+        save_kv: None,
     }
+}
+
+/// Its own cache, of the text that is judged: what `lamina analyze` reads, a row for each token that
+/// went through the model, whatever the other runs are.
+#[test]
+fn k_and_v_of_the_judged_text_are_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kv.safetensors");
+    let job = Decode {
+        views: Vec::new(),
+        policies: Vec::new(),
+        text_tokens: Some(40),
+        tokens: 20,
+        save_kv: Some(path.clone()),
+        ..decode()
+    };
+    let mut serve = serve(&[0]);
+    let prepared = job.prepare(&mut serve).unwrap();
+    let expected = prepared.expected(&job, &Judge::new(&serve.models).unwrap());
+    assert!(expected.into_iter().all(|run| run.unwrap().is_ok()));
+    let saved = Judge::new(std::slice::from_ref(&path)).unwrap();
+    let config = prepared.plan.config;
+    assert_eq!(saved.names().count(), 2 * config.n_layers);
+    for name in saved.names() {
+        assert_eq!(saved.shape(name).unwrap(), (Format::Bf16, 39 * config.kv_dim() as u64), "{name}");
+    }
+    // V of the first token of the first layer is a number for each channel, and none is the same
+    // everywhere.
+    let bytes = saved.full("layers.0.seq.0.v", 0).unwrap();
+    assert!(bytes.chunks(2).any(|word| word != &bytes[..2]));
+
+    let nowhere = Decode { save_kv: Some(folder.path().join("no/such/folder")), ..job };
+    let expected = prepared.expected(&nowhere, &Judge::new(&serve.models).unwrap());
+    let why = expected.into_iter().flatten().find_map(Result::err).unwrap();
+    assert!(format!("{why:#}").contains("no/such/folder"), "{why:#}");
 }
 
 #[test]
@@ -111,6 +147,8 @@ fn what_does_not_fit_is_refused_before_anything_starts() {
     refused(&[0], Decode { flush_every: 0, ..decode() }, "a flush of 0 tokens: the model takes 1 to 512");
     refused(&[0], Decode { page_tokens: Some(513), ..decode() }, "a page of 513 tokens");
     refused(&[0], Decode { text: Some(Path::new("/nowhere").into()), ..decode() }, "cannot read /nowhere");
+    let save_kv = Some(Path::new("kv").into());
+    refused(&[0], Decode { text: None, save_kv, ..decode() }, "no text is judged");
     refused(&[0], Decode { text: Some(empty), ..decode() }, "nothing to judge");
     refused(&[0], Decode { text: Some(latin), ..decode() }, "no text in UTF-8");
     refused(&[0], Decode { tokenizer: short, ..decode() }, "does not fit the model");

@@ -20,6 +20,8 @@ pub enum Scope {
     Partition,
     /// One of the devices that a region is interleaved over.
     Member,
+    /// A design that is modelled.
+    Design,
     /// A host that shares the device without coherence.
     Host,
     /// A plane of a format.

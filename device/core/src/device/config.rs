@@ -1,8 +1,10 @@
 //! What a device is made of.
 
+use std::sync::Arc;
+
 use lamina_abi::DIRECTORY_BYTES;
 
-use super::{DeviceError, PartitionConfig};
+use super::{DeviceError, PartitionConfig, Watcher};
 use crate::stats::Interleaving;
 use lamina_codec::{BLOCK_BYTES, Codec};
 use lamina_store::{Worker, entry::Version, image::Superblock, mode::Mode};
@@ -41,6 +43,8 @@ pub struct DeviceConfig {
     pub partitions: Vec<PartitionConfig>,
     /// The devices that the base window is interleaved over, if it is more than one.
     pub interleaving: Option<Interleaving>,
+    /// Who models what hardware would do, if anybody does.
+    pub watcher: Option<Arc<dyn Watcher>>,
 }
 
 /// Most KV windows that may be open for writing at once.
@@ -63,6 +67,7 @@ impl DeviceConfig {
             decoded_bytes: 16 << 20,
             partitions: Vec::new(),
             interleaving: None,
+            watcher: None,
         }
     }
 

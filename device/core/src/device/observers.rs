@@ -8,7 +8,7 @@
 //! * Off, nothing is computed and nothing is told: what they would have counted is left out of
 //!   every report.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use lamina_codec::{BLOCK_BYTES, BlockWords, Codec, block::is_zero};
 use lamina_store::{self as store, StoreError, image::Image, memory::Memory, mode::Mode};
@@ -18,6 +18,7 @@ use super::{
     charge::{By, Charge},
     lines,
     scratch::Pool,
+    watcher::{self, Watcher},
 };
 use crate::stats::{IndexCache, InterleaveReport, Stats, Tally, members::Members};
 
@@ -62,6 +63,8 @@ pub(super) struct Observers {
     /// The devices that the base window is interleaved over, if it is. Without observers they count
     /// nothing, but images keep room for their counters.
     members: Option<MemberDevices>,
+    /// Who models hardware, whether the others are on or not.
+    watcher: Option<Arc<dyn Watcher>>,
 }
 
 struct On {
@@ -109,7 +112,8 @@ impl Observers {
             members: Members::new(interleaving),
             flat: config.mode == Mode::Plain,
         });
-        Ok(Self { on: config.observe.then(on).transpose()?, members })
+        let watcher = config.watcher.clone();
+        Ok(Self { on: config.observe.then(on).transpose()?, members, watcher })
     }
 
     /// Whether there are any.
@@ -138,11 +142,17 @@ impl Observers {
     #[inline]
     pub(super) fn fetched(&self, fetch: &Fetch<'_>, tally: &mut Tally) {
         self.each(|observer| observer.fetched(fetch, tally));
+        if let Some(watcher) = &self.watcher {
+            watcher::fetched(&**watcher, fetch);
+        }
     }
 
     #[inline]
     pub(super) fn stored(&self, change: &Change<'_>, stats: &Stats, tally: &mut Tally) {
         self.each(|observer| observer.stored(change, stats, tally));
+        if let Some(watcher) = &self.watcher {
+            watcher::stored(&**watcher, change);
+        }
     }
 
     /// A read request is complete.

@@ -3,7 +3,9 @@
 use lamina_codec::{BLOCK_BYTES, Codec, kv::Coding};
 use lamina_store::mode::Mode;
 
-use super::{Fills, FillsReport, Held, InterleaveReport, Latency, Tally, Traffic, TrafficReport};
+use super::{
+    Fills, FillsReport, Held, InterleaveReport, Latency, ModelledReport, Tally, Traffic, TrafficReport,
+};
 use crate::{
     counters,
     counters::{
@@ -32,6 +34,7 @@ pub(crate) struct Subject<'a> {
     pub(crate) map: &'a Map,
     pub(crate) partition_table: &'a PartitionTable,
     pub(crate) interleave: Option<InterleaveReport>,
+    pub(crate) modelled: Vec<ModelledReport>,
     pub(crate) index_cache_entries: usize,
     pub(crate) windows: WindowsNow,
     /// Poisoned blocks, and poisonings.

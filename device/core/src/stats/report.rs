@@ -5,8 +5,8 @@ use serde::Serialize;
 
 use super::{
     BlocksReport, DeviceReport, IndexReport, InterleaveReport, KvWindowsReport, LatencyReport,
-    MaintenanceReport, PartitionReport, PlaneReport, RequestsReport, Stats, TrafficReport, WriteBacksReport,
-    WritesReport, device::Subject,
+    MaintenanceReport, ModelledReport, PartitionReport, PlaneReport, RequestsReport, Stats, TrafficReport,
+    WriteBacksReport, WritesReport, device::Subject,
 };
 use crate::{counters::ratio, figures, layout::Layout, tensor::Tensor, window::ViewInfo};
 use lamina_codec::{BLOCK_BYTES, Codec, format::Format};
@@ -48,6 +48,8 @@ pub struct StatsReport {
     pub partitions: Vec<PartitionReport>,
     /// The devices that the base window is interleaved over; null if it is one device's.
     pub interleave: Option<InterleaveReport>,
+    /// What hardware would have done, modelled; empty if nobody models it.
+    pub modelled: Vec<ModelledReport>,
 }
 
 /// Names of the version before, which scripts hold; the next version is without them.
@@ -158,6 +160,7 @@ impl Stats {
             views: views.collect(),
             partitions: parts.map(|part| part.report(compared)).collect(),
             interleave: given.interleave.clone(),
+            modelled: given.modelled.clone(),
         }
     }
 }

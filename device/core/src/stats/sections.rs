@@ -2,12 +2,12 @@
 
 use super::{
     BlocksReport, DeviceReport, FillsReport, IndexReport, InterleaveReport, KvWindowsReport, LatencyReport,
-    MaintenanceReport, MemberReport, PartitionReport, PartitionRequests, PartitionWrites, PlaneReport,
-    RequestsReport, TensorReport, TrafficReport, WriteBacksReport, WritesReport,
+    MaintenanceReport, MemberReport, ModelledReport, PartitionReport, PartitionRequests, PartitionWrites,
+    PlaneReport, RequestsReport, TensorReport, TrafficReport, WriteBacksReport, WritesReport,
 };
 use crate::counters::{
     Figure, Place,
-    Scope::{Device, Member, Partition, Plane, Tensor, View, Window},
+    Scope::{Design, Device, Member, Partition, Plane, Tensor, View, Window},
     Section,
 };
 
@@ -155,5 +155,14 @@ pub const SECTIONS: &[Section] = &[
         prefix: "",
         of: "",
         figures: MemberReport::FIGURES,
+    },
+    Section {
+        title: "modelled",
+        scope: Design,
+        places: &[Place::list("/modelled")],
+        labels: &[("design", "design")],
+        prefix: "",
+        of: "",
+        figures: ModelledReport::FIGURES,
     },
 ];

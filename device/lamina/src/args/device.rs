@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use clap::Args;
 use lamina_codec::Codec;
 use lamina_device::load::{FormatRule, KvRule, LoadOptions};
+use lamina_model::dram::Profile;
 use lamina_serve::flusher::WriteBackWith;
 use lamina_store::mode::Mode;
 
-use super::values::{bytes, open_windows, run_dir, threads};
+use super::values::{bytes, dram, open_windows, run_dir, threads};
 use crate::several::SeveralArgs;
 
 /// What a device is made of and where it listens.
@@ -82,6 +83,13 @@ pub(crate) struct DeviceArgs {
     /// as long as storing does; without this, what they would have counted is left out.
     #[arg(long)]
     pub(crate) observe: bool,
+    /// Model, while guests work, what DRAM and controller of this device and of a plain one would
+    /// have done: ddr5-4800 unless you say ddr5-5600 or ddr5-6400. The page, `lamina stats` and
+    /// /metrics show it. It takes a core while there is much to do; what comes faster than it can
+    /// follow is left out and counted.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "ddr5-4800")]
+    #[arg(value_parser = dram, value_name = "MODULE")]
+    pub(crate) model_dram: Option<Profile>,
     /// A monitor socket (QMP) of a QEMU that has what is everybody's as `mem0`: its guest is told
     /// of poisoned blocks, as of media errors of CXL memory. May be given more than once. Besides,
     /// whoever listens in the --run-dir at qmp.sock, or at qmp-NAME.sock for a guest or host, is

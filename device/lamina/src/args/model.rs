@@ -20,7 +20,9 @@ Examples:
       lamina model --paper
   A planner's question, with ratios of one's own checkpoint:
       lamina analyze model.safetensors --json > ratios.json
-      lamina model llama-3.1-70b --hbm 141 --ratios ratios.json --target 20 --plot rates.svg")]
+      lamina model llama-3.1-70b --hbm 141 --ratios ratios.json --target 20 --plot rates.svg
+  The same with sliders, in a browser:
+      lamina model llama-3.1-70b --page planner.html")]
 pub(crate) struct Model {
     /// The LLM.
     #[arg(default_value = "gpt-oss-120b", value_name = "MODEL")]
@@ -71,6 +73,10 @@ pub(crate) struct Model {
     /// Print the paper's figures beside the model's, and nothing else.
     #[arg(long)]
     pub(crate) paper: bool,
+    /// Write the model as a page with sliders to this HTML file, which needs no network, and print
+    /// nothing.
+    #[arg(long, value_name = "OUT.html", conflicts_with_all = ["plot", "json", "paper"])]
+    pub(crate) page: Option<PathBuf>,
     /// Draw to this SVG file, or as text with `-`.
     #[arg(long, value_name = "OUT.svg|-")]
     pub(crate) plot: Option<PathBuf>,

@@ -8,6 +8,7 @@ use lamina_codec::packkv::RelativeScale;
 use lamina_codec::{Codec, UnknownCodec};
 use lamina_device::analyze::packkv::Scales;
 use lamina_device::device::MAX_OPEN_WINDOWS;
+use lamina_model::dram::Profile;
 use lamina_qemu::Accel;
 use lamina_serve::Shows;
 use nix::unistd::{Uid, geteuid};
@@ -47,6 +48,11 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     };
     let number: u64 = digits.parse().map_err(|_| wrong())?;
     number.checked_mul(1 << shift).ok_or_else(|| format!("{text} is more than 64 bits can count"))
+}
+
+/// A module that is known.
+pub(super) fn dram(name: &str) -> Result<Profile, String> {
+    Profile::named(name).map_err(|why| why.to_string())
 }
 
 pub(super) fn codecs(text: &str) -> Result<Codecs, String> {

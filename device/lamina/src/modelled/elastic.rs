@@ -77,7 +77,7 @@ fn print(out: &mut impl Write, profile: &Profile, fetched: &Fetched, weights: Op
 fn print_beside(out: &mut impl Write, profile: &Profile, all: &[Beside]) -> Result<()> {
     writeln!(
         out,
-        "TRACE, Figs. 18 to 21, beside ours; modelled; {}: {}\n",
+        "TRACE, Figs. 18 to 21, and CXL-NDP, Fig. 20, beside ours; modelled; {}: {}\n",
         profile.name, profile.currents.source
     )?;
     let head = ["figure", "what", "paper saves", "ours", "bits", "paper pJ", "our pJ"];

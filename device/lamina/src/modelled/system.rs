@@ -11,6 +11,7 @@ use lamina_model::system::{
 };
 use serde_json::json;
 
+use super::planner;
 use crate::args::{Accounted, Model};
 use crate::client::new_table;
 use crate::out;
@@ -26,6 +27,18 @@ pub(crate) fn model(args: &Model) -> Result<()> {
     if let Some(bits) = args.weight_bits {
         shape.weight_bits = bits;
         shape.check()?;
+    }
+    if let Some(path) = &args.page {
+        let server = server(args);
+        server.check()?;
+        // What contexts may be is checked where they are used.
+        System { shape: shape.clone(), server: server.clone(), accounting: Accounting::DeviceOnly }.report(
+            &Ratios::printed(),
+            &args.context,
+            None,
+        )?;
+        let page = planner::page(&shape, &server, &args.context);
+        return fs::write(path, page).with_context(|| format!("cannot write the page {}", path.display()));
     }
     let accountings = match args.accounting {
         Accounted::AsPrinted => vec![Accounting::AsPrinted],
@@ -238,6 +251,10 @@ mod tests {
         let shape = shape(&args.llm).unwrap();
         let why = ratios(&args, &shape, Accounting::AsPrinted).unwrap_err();
         assert!(format!("{why:#}").contains("/nonexistent.json"));
+        let refused = |words: &[&str]| format!("{:#}", model(&self::args(words)).unwrap_err());
+        assert!(refused(&["--page", "/nonexistent/page.html"]).contains("/nonexistent/page.html"));
+        assert!(refused(&["--page", "/nonexistent/page.html", "--alpha", "7"]).contains("alpha is 7"));
+        assert!(Cli::try_parse_from(["lamina", "model", "--page", "a.html", "--json"]).is_err());
         assert!(Cli::try_parse_from(["lamina", "model", "--context", "4x"]).is_err());
     }
 }

@@ -93,6 +93,7 @@ impl<'f> Options<'f> {
         self.path("--image", device.image);
         self.switch("--replace", device.replace);
         self.switch("--observe", device.observe);
+        self.text("--model-dram", device.model_dram);
         self.number("--sync-seconds", device.sync_seconds);
         self.number("--store-capacity", device.store_capacity);
         self.number("--full-wait", device.full_wait);

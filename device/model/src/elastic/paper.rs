@@ -29,6 +29,10 @@ pub struct Beside {
     pub paper_pj: Option<[f64; 2]>,
     /// The same of ours.
     pub ours_pj: [f64; 2],
+    /// The mix of precisions that ours is of.
+    pub mix: Mix,
+    /// All that ours costs.
+    pub fetched: Fetched,
     /// Why they differ.
     pub reason: &'static str,
 }
@@ -43,6 +47,8 @@ const FITTED: &str =
 const SPREAD: &str = "the paper's words cost less at fewer bits, so part of its weights are not fetched at all; it does not \
     print which. Here the part that its own two energies imply is fetched, at the bits that keep the average";
 const TIME: &str = "the mix as for energy; reads of both ways are bound by the bus, so time goes as bits do";
+const SPREAD_TIME: &str = "the weights and the mix as for Fig. 21's energy. Rows of planes go over four channels whole, so planes that are no \
+    multiple of four leave channels waiting; the paper does not say how its rows are spread";
 const NARROW: &str = "not reached at half the bits: four planes are four rows, so a channel reads one bank, whose reads follow \
     by tCCD_L, and words alternate between bank groups, by tCCD_S. The paper does not say how its rows are spread";
 
@@ -60,16 +66,17 @@ const EXPERTS: [(&str, &str, u32, f64, bool); 10] = [
     ("Fig. 19", "Llama 3.1 70B int4, 251.03 to 214.11 ms", 4, 0.147, true),
 ];
 
-/// Figure, what, weights of a chunk, bits, saved, picojoules by words and planes.
-type Opt = (&'static str, &'static str, u64, f64, f64, Option<[f64; 2]>);
+/// What, weights of a chunk, bits, energy saved (TRACE, Fig. 21), picojoules by words and planes
+/// there, time saved (CXL-NDP, Fig. 20).
+type Opt = (&'static str, u64, f64, f64, Option<[f64; 2]>, f64);
 
 const OPT: [Opt; 6] = [
-    ("Fig. 21", "OPT 30B heads, energy", HEAD, 1.6, 0.305, Some([49.6, 34.5])),
-    ("Fig. 21", "OPT 30B heads, energy", HEAD, 4.8, 0.404, Some([118.9, 70.8])),
-    ("Fig. 21", "OPT 30B heads, energy", HEAD, 8.0, 0.409, Some([238.9, 141.2])),
-    ("Fig. 21", "OPT 30B neurons, energy", NEURON, 1.6, 0.194, None),
-    ("Fig. 21", "OPT 30B neurons, energy", NEURON, 4.8, 0.203, None),
-    ("Fig. 21", "OPT 30B neurons, energy", NEURON, 8.0, 0.339, None),
+    ("OPT 30B heads", HEAD, 1.6, 0.305, Some([49.6, 34.5]), 0.362),
+    ("OPT 30B heads", HEAD, 4.8, 0.404, Some([118.9, 70.8]), 0.406),
+    ("OPT 30B heads", HEAD, 8.0, 0.409, Some([238.9, 141.2]), 0.421),
+    ("OPT 30B neurons", NEURON, 1.6, 0.194, None, 0.248),
+    ("OPT 30B neurons", NEURON, 4.8, 0.203, None, 0.279),
+    ("OPT 30B neurons", NEURON, 8.0, 0.339, None, 0.384),
 ];
 
 /// Experts and heads are sampled by chunks that fill their rows once: what is saved does not change
@@ -93,39 +100,43 @@ pub fn beside(profile: &Profile) -> Result<Vec<Beside>, ModelError> {
         // What is saved grows with the part of all chunks that have half the bits.
         let all_half = saved(&fetched(profile, base, EXPERT, &half(1.0))?);
         let reached = all_half > paper;
-        let best = fetched(profile, base, EXPERT, &half(if reached { paper / all_half } else { 1.0 }))?;
-        all.push(Beside {
-            figure,
-            what,
-            paper,
-            bits: rounded(best.bits, 2),
-            ours: saved(&best),
-            paper_pj: None,
-            ours_pj: [best.words.pj(), best.planes.pj()],
-            reason: match (reached, time) {
-                (false, _) => NARROW,
-                (true, true) => TIME,
-                (true, false) => FITTED,
-            },
-        });
+        let mix = half(if reached { paper / all_half } else { 1.0 });
+        let fetched = fetched(profile, base, EXPERT, &mix)?;
+        let reason = match (reached, time) {
+            (false, _) => NARROW,
+            (true, true) => TIME,
+            (true, false) => FITTED,
+        };
+        let bits = rounded(fetched.bits, 2);
+        all.push(Beside::new(figure, what, [paper, saved(&fetched), bits], (mix, fetched), reason));
     }
-    for (figure, what, chunk, bits, paper, paper_pj) in OPT {
+    let mut later = Vec::new();
+    for (what, chunk, bits, energy, paper_pj, time) in OPT {
         // Words cost as much as is fetched of them, planes as many bits as are wanted.
-        let part = (bits / 16.0 / (1.0 - paper)).min(1.0);
+        let part = (bits / 16.0 / (1.0 - energy)).min(1.0);
         let mix = spread(bits, part);
-        let ours = fetched(profile, 16, chunk, &mix)?;
-        all.push(Beside {
-            figure,
-            what,
-            paper,
-            bits,
-            ours: ours.energy_saved,
-            paper_pj,
-            ours_pj: [ours.words.pj(), ours.planes.pj()],
-            reason: SPREAD,
-        });
+        let fetched = fetched(profile, 16, chunk, &mix)?;
+        let numbers = [energy, fetched.energy_saved, bits];
+        let beside = Beside::new("Fig. 21", what, numbers, (mix.clone(), fetched), SPREAD);
+        all.push(Beside { paper_pj, ..beside });
+        let numbers = [time, fetched.time_saved, bits];
+        later.push(Beside::new("CXL-NDP Fig. 20", what, numbers, (mix, fetched), SPREAD_TIME));
     }
+    all.append(&mut later);
     Ok(all)
+}
+
+impl Beside {
+    fn new(
+        figure: &'static str,
+        what: &'static str,
+        [paper, ours, bits]: [f64; 3],
+        (mix, fetched): (Mix, Fetched),
+        reason: &'static str,
+    ) -> Self {
+        let ours_pj = [fetched.words.pj(), fetched.planes.pj()];
+        Self { figure, what, paper, bits, ours, paper_pj: None, ours_pj, mix, fetched, reason }
+    }
 }
 
 /// A mix of so many bits on average, of which `part` is fetched, at two neighbouring precisions.

@@ -53,7 +53,7 @@ fn small_chunks_save_less() {
 #[test]
 fn the_papers_numbers_are_beside_ours() {
     let all = beside(&profile()).unwrap();
-    assert_eq!(all.len(), 16);
+    assert_eq!(all.len(), 22);
     for beside in &all {
         assert!(!beside.reason.is_empty() && beside.ours_pj[0] > 0.0, "{beside:?}");
     }
@@ -70,6 +70,21 @@ fn the_papers_numbers_are_beside_ours() {
     // Heads: within a tenth of what the paper saves.
     for beside in &all[10..13] {
         assert!((beside.ours - beside.paper).abs() < 0.1, "{beside:?}");
+    }
+    // Of time they save less than of energy: rows go over four channels whole.
+    for (energy, time) in all[10..16].iter().zip(&all[16..]) {
+        assert!(energy.bits.to_bits() == time.bits.to_bits() && energy.what == time.what);
+        assert!(time.ours < energy.ours && time.ours < time.paper, "{time:?}");
+    }
+    let saved = |bits: &str| fetched(16, bits, 1 << 16).time_saved;
+    assert!((saved("9:1") - saved("12:1")).abs() < 0.02 && saved("8:1") > saved("9:1") + 0.2);
+    // What is said of a figure is what was fetched.
+    for beside in &all {
+        let time = beside.what.contains(" ms") || beside.figure.starts_with("CXL-NDP");
+        let saved = if time { beside.fetched.time_saved } else { beside.fetched.energy_saved };
+        assert!((beside.ours - saved).abs() < 1e-12, "{beside:?}");
+        // A sample of few chunks has the mix only nearly.
+        assert!((beside.mix.bits() - beside.bits).abs() < 0.5, "{beside:?}");
     }
 }
 

@@ -362,6 +362,14 @@ impl Run {
     /// # Errors
     /// DRAM issued what it may not: an error of this model.
     pub fn finish(mut self, views: &[View]) -> Result<Outcome, ModelError> {
+        self.so_far(views)
+    }
+
+    /// The same, and more may follow: what is under way is served before that comes.
+    ///
+    /// # Errors
+    /// As [`Run::finish`].
+    pub fn so_far(&mut self, views: &[View]) -> Result<Outcome, ModelError> {
         let outcome = self.dram.as_mut().map(Dram::finish).transpose()?;
         self.settle();
         let sums = &self.sums;

@@ -17,7 +17,7 @@ mod shape;
 use serde::Serialize;
 
 pub use self::measured::from_json;
-pub use self::paper::{CEILING, Check, checks};
+pub use self::paper::{ALPHAS, CEILING, Check, checks};
 pub use self::plot::{svg, terminal};
 pub use self::shape::{PRESETS, Shape};
 use crate::ModelError;

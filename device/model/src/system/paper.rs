@@ -57,14 +57,14 @@ const PRINTED: [(&str, usize, f64, u64, f64); 21] = [
     ("Fig. 14", 0, 0.1, 128 * K, 25.92),
     ("Fig. 14", 1, 0.1, 128 * K, 28.51),
     ("Fig. 14", 2, 0.1, 128 * K, 32.40),
-    ("Fig. 14", 0, GRID[11], 128 * K, 30.89),
-    ("Fig. 14", 1, GRID[11], 128 * K, 33.98),
-    ("Fig. 14", 2, GRID[15], 128 * K, 41.51),
+    ("Fig. 14", 0, ALPHAS[11], 128 * K, 30.89),
+    ("Fig. 14", 1, ALPHAS[11], 128 * K, 33.98),
+    ("Fig. 14", 2, ALPHAS[15], 128 * K, 41.51),
     ("Fig. 14", 0, 0.95, 128 * K, 7.47),
 ];
 
 /// The values of α in Fig. 14: 20 points from 0.1 to 0.95.
-const GRID: [f64; 20] = {
+pub const ALPHAS: [f64; 20] = {
     let mut grid = [0.1; 20];
     let mut at = 0;
     let mut step = 0.0;

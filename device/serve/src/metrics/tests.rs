@@ -8,9 +8,9 @@ use std::sync::Arc;
 use lamina_abi::Interleave;
 use lamina_codec::{format::Format, kv::KvLayout};
 use lamina_device::counters::Scope;
-use lamina_device::device::{Device, DeviceConfig, Partition, PartitionConfig};
+use lamina_device::device::{Device, DeviceConfig, Moved, Partition, PartitionConfig, Watcher};
 use lamina_device::layout::Layout;
-use lamina_device::stats::Interleaving;
+use lamina_device::stats::{Interleaving, ModelledReport};
 use lamina_device::tensor::TensorSpec;
 
 use lamina_files::Files;
@@ -35,6 +35,28 @@ fn spec(name: &str, length: u64, layout: Layout) -> TensorSpec {
     }
 }
 
+/// Somebody who models hardware, and tells of one design.
+#[derive(Debug)]
+struct Modelling;
+
+impl Watcher for Modelling {
+    fn moved(&self, _: Moved) {}
+
+    fn report(&self) -> Vec<ModelledReport> {
+        let some = Some(1e-7);
+        vec![ModelledReport {
+            design: "trace",
+            requests: 3,
+            row_hit_rate: Some(0.5),
+            p50_seconds: some,
+            p99_seconds: some,
+            mean_seconds: some,
+            service_seconds: some,
+            ..ModelledReport::default()
+        }]
+    }
+}
+
 /// A device of which everything is counted: divided, interleaved, with weights, a KV cache and a
 /// host.
 fn served(observe: bool) -> ServedStats {
@@ -48,6 +70,7 @@ fn served(observe: bool) -> ServedStats {
         observe,
         partitions: vec![part("a"), part("b")],
         interleaving: Some(Interleaving { interleave: Interleave::chunks(2).unwrap(), bandwidth: 22.5 }),
+        watcher: observe.then(|| -> Arc<dyn Watcher> { Arc::new(Modelling) }),
         ..DeviceConfig::new(8 << 20, 8 << 20)
     };
     let device = Arc::new(Device::new(config).unwrap());
@@ -120,7 +143,7 @@ fn every_figure_is_in_json_and_in_metrics_and_no_other_number_is() {
         }
     }
     let scopes: Vec<_> = sections().map(|section| section.scope).collect();
-    let device = [Scope::Device, Scope::Member, Scope::Partition, Scope::Host];
+    let device = [Scope::Device, Scope::Design, Scope::Member, Scope::Partition, Scope::Host];
     for scope in device.into_iter().chain([Scope::Window, Scope::View, Scope::Tensor, Scope::Plane]) {
         assert!(scopes.contains(&scope), "{scope:?}");
     }
@@ -156,7 +179,9 @@ fn what_is_not_measured_is_left_out() {
     assert!(stats["requests"]["base"]["plain_bytes_fetched"].is_null());
     assert!(stats["index"]["hits"].is_null() && stats["interleave"].is_null());
     let text = text(&served);
-    for part in ["gcomp", "plain_fetched", "of_plain", "index_cache", "index_fetched", "interleave"] {
+    for part in
+        ["gcomp", "plain_fetched", "of_plain", "index_cache", "index_fetched", "interleave", "modelled"]
+    {
         assert!(!text.contains(part) && self::text(&self::served(true)).contains(part), "{part}: {text}");
     }
 }

@@ -56,6 +56,7 @@ fn decode(model: &Converted) -> Decode {
         window_tokens: None,
         batch: 16,
         keep_cache: true,
+        save_kv: None,
     }
 }
 

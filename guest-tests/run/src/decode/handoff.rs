@@ -240,7 +240,7 @@ impl Handoff {
         let task =
             Task::Write { prompt: self.prompt.clone(), tokens: self.tokens, temperature: 0.0, seed: 0 };
         let run = DecodeRun { task, weights: FULL.to_owned(), policy: Policy::full().to_string() };
-        Ok(expected(judge, &plan, tokenizer, &run)?.tokens)
+        Ok(expected(judge, &plan, tokenizer, &run, None)?.tokens)
     }
 }
 

@@ -73,6 +73,8 @@ pub struct Decode {
     pub batch: usize,
     /// Whether the host may keep from step to step what it has fetched.
     pub keep_cache: bool,
+    /// A new file for the K and V of the text that is judged with everything in full.
+    pub save_kv: Option<PathBuf>,
 }
 
 /// What is held against a run in ordinary memory.
@@ -106,7 +108,11 @@ impl Prepared {
             Compared::All => true,
             Compared::InFull => run.weights == FULL && run.policy == full,
         };
-        let of = |run| compared(&run).then(|| expected(judge, &self.plan, &self.tokenizer, run));
+        let of = |run: &DecodeRun| {
+            let judged = matches!(run.task, Task::Judge { .. }) && run.weights == FULL && run.policy == full;
+            let save = decode.save_kv.as_deref().filter(|_| judged);
+            compared(&run).then(|| expected(judge, &self.plan, &self.tokenizer, run, save))
+        };
         self.plan.runs.iter().map(of).collect()
     }
 }
@@ -129,6 +135,10 @@ impl Decode {
         let tokenizer = Tokenizer::parse(&vocabulary, config.vocab_size)
             .with_context(|| format!("{} does not fit the model", self.tokenizer.display()))?;
         let text = self.text.as_ref().map(|path| read_text(path, &tokenizer)).transpose()?;
+        ensure!(
+            self.save_kv.is_none() || text.is_some(),
+            "no text is judged, so there is no K and V to save: give one with --text"
+        );
         let room = config.seq_len;
         ensure!((2..=room).contains(&self.tokens), "{} tokens: the model takes 2 to {room}", self.tokens);
         let prompt = tokenizer.encode(&self.prompt).len();

@@ -4,15 +4,16 @@
 //! is the plain one, which knows neither pages nor flushes; under another policy its views are the
 //! reference's too, of what was flushed and nothing else.
 
-use std::{convert::Infallible, ops::Range};
+use std::{convert::Infallible, ops::Range, path::Path};
 
 use anyhow::{Context, Result};
 use lamina_guest::{DecodePlan, DecodeRun, Task};
 use lamina_llama::{
     Config, Decoder, Element, KvCache, KvMemory, Memory, PagedCache, PlainCache, Policy, Sampler, Slot,
-    Source, Tokenizer, Viewed, Weight, judge, write,
+    Source, Tokenizer, Viewed, Weight, element::to_bf16, judge, write,
 };
 use lamina_reference::{Format, view_bytes};
+use safetensors::{Dtype, tensor::TensorView};
 
 use crate::judge::Judge;
 
@@ -25,15 +26,17 @@ pub struct Expected {
     pub logits_sha256: String,
 }
 
-/// What `run` of `plan` must come to.
+/// What `run` of `plan` must come to. Of a run with everything in full, its K and V go into the
+/// file `save`.
 ///
 /// # Errors
-/// When a model file cannot be read, or a view is none.
+/// When a model file cannot be read, a view is none, or the file cannot be written.
 pub(super) fn expected(
     judge: &Judge,
     plan: &DecodePlan,
     tokenizer: &Tokenizer,
     run: &DecodeRun,
+    save: Option<&Path>,
 ) -> Result<Expected> {
     let tensors =
         Weight::all(&plan.config).into_iter().map(|weight| judge.bytes(&weight.name(), &run.weights, 0));
@@ -42,11 +45,33 @@ pub(super) fn expected(
     let policy: Policy = run.policy.parse()?;
     if policy == Policy::full() {
         let mut cache = PlainCache::new(&plan.config);
-        return Ok(perform(plan, tokenizer, &run.task, &weights, &mut cache));
+        let expected = perform(plan, tokenizer, &run.task, &weights, &mut cache);
+        if let Some(path) = save {
+            save_kv(path, &cache, plan.config.kv_dim())
+                .with_context(|| format!("cannot write K and V to {}", path.display()))?;
+        }
+        return Ok(expected);
     }
     let memory = Arrays::new(&plan.config, policy.views())?;
     let mut cache = PagedCache::new(memory, plan.config, policy, plan.page_tokens, plan.flush_every)?;
     Ok(perform(plan, tokenizer, &run.task, &weights, &mut cache))
+}
+
+/// Writes K and V of each layer, tokens by channels in bf16, under the names of the bundled cache.
+fn save_kv(path: &Path, cache: &PlainCache, channels: usize) -> Result<()> {
+    let bytes =
+        |rows: &[f32]| rows.iter().flat_map(|value| to_bf16(*value).to_le_bytes()).collect::<Vec<u8>>();
+    let mut tensors = Vec::new();
+    for (layer, history) in cache.layers().iter().enumerate() {
+        for (side, rows) in [("k", &history.keys), ("v", &history.values)] {
+            let shape = vec![rows.len() / channels, channels];
+            tensors.push((format!("layers.{layer}.seq.0.{side}"), shape, bytes(rows)));
+        }
+    }
+    let views = tensors
+        .iter()
+        .map(|(name, shape, bytes)| Ok((name, TensorView::new(Dtype::BF16, shape.clone(), bytes)?)));
+    Ok(safetensors::serialize_to_file(views.collect::<Result<Vec<_>>>()?, None, path)?)
 }
 
 fn perform(

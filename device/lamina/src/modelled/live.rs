@@ -1,0 +1,342 @@
+//! `--model-dram`: what hardware would have done with the work of guests, while they do it.
+//!
+//! The rules:
+//! * A request hands its event over and goes on. A thread of its own models it.
+//! * Events that come faster than that thread can follow are left out of all designs alike, and
+//!   counted. Memory is bounded: a queue, and where each block that was moved would lie.
+//! * An error of the model ends the model, not the device.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use lamina_device::device::{Moved, Watcher};
+use lamina_device::stats::ModelledReport;
+use lamina_model::ModelError;
+use lamina_model::controller::GHZ;
+use lamina_model::dram::Profile;
+use lamina_model::replay::{Options, Outcome, Pace, Run, Subject};
+use lamina_model::trace::{BLOCK_BYTES, Block, BlockKind, Blocks, Request, View};
+use lamina_store::mode::Mode;
+
+/// Events that wait: some megabytes.
+const QUEUE: usize = 1 << 16;
+/// How often what was modelled is told anew.
+const TOLD: Duration = Duration::from_millis(500);
+
+/// An event and when it was.
+struct Event {
+    time_ns: u64,
+    moved: Moved,
+}
+
+/// The model of a device at work.
+#[derive(Debug)]
+pub(crate) struct Live {
+    begun: Instant,
+    queue: SyncSender<Event>,
+    left_out: AtomicU64,
+    told: Arc<Mutex<Vec<ModelledReport>>>,
+}
+
+impl Live {
+    /// Models a device of this mode, beside one that keeps words, with this module.
+    pub(crate) fn start(mode: Mode, profile: &Profile) -> Result<Arc<Self>> {
+        let (queue, events) = sync_channel(QUEUE);
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let (profile, shown) = (profile.clone(), Arc::clone(&told));
+        let run = move || {
+            let modelled = Designs::new(mode, &profile).and_then(|designs| designs.follow(&events, &shown));
+            if let Err(why) = modelled {
+                tracing::error!("what hardware would do is not modelled any more: {why}");
+            }
+        };
+        thread::Builder::new().name("model".into()).spawn(run).context("cannot start the model's thread")?;
+        Ok(Arc::new(Self { begun: Instant::now(), queue, left_out: AtomicU64::new(0), told }))
+    }
+}
+
+impl Watcher for Live {
+    fn moved(&self, moved: Moved) {
+        let time_ns = u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        if self.queue.try_send(Event { time_ns, moved }).is_err() {
+            self.left_out.fetch_add(1, Relaxed);
+        }
+    }
+
+    fn report(&self) -> Vec<ModelledReport> {
+        let mut reports = self.told.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for report in &mut reports {
+            report.left_out = self.left_out.load(Relaxed);
+        }
+        reports
+    }
+}
+
+/// The designs on the same events.
+struct Designs {
+    mode: Mode,
+    source: String,
+    plain: Run,
+    /// The device's own, unless that is `plain`.
+    own: Option<Run>,
+    view: View,
+    /// The block of the event at hand.
+    block: Blocks,
+    last_ns: u64,
+}
+
+impl Designs {
+    fn new(mode: Mode, profile: &Profile) -> Result<Self, ModelError> {
+        // The device says itself what it had decoded before.
+        let options =
+            Options { dram: Some(profile.clone()), pace: Pace::Recorded, buffer: 0, ..Options::usual()? };
+        let name = match mode {
+            Mode::Plain => None,
+            Mode::GComp => Some("gcomp-lz4"),
+            Mode::Trace => Some("trace"),
+        };
+        let run = |name: &str| Run::new(Subject::named(name)?, &options);
+        Ok(Self {
+            mode,
+            source: format!("{}: {}", profile.name, profile.currents.source),
+            plain: run("plain")?,
+            own: name.map(run).transpose()?,
+            view: View::full(16),
+            block: Blocks::default(),
+            last_ns: 0,
+        })
+    }
+
+    /// Models events until there is nobody left to send some.
+    fn follow(
+        mut self,
+        events: &Receiver<Event>,
+        told: &Mutex<Vec<ModelledReport>>,
+    ) -> Result<(), ModelError> {
+        let (mut last, mut is_new) = (Instant::now(), true);
+        loop {
+            let ended = match events.recv_timeout(TOLD) {
+                Ok(event) => {
+                    self.take(&event);
+                    is_new = true;
+                    false
+                }
+                Err(RecvTimeoutError::Timeout) => false,
+                Err(RecvTimeoutError::Disconnected) => true,
+            };
+            if is_new && (ended || last.elapsed() >= TOLD) {
+                *told.lock().unwrap_or_else(PoisonError::into_inner) = self.report()?;
+                (last, is_new) = (Instant::now(), false);
+            }
+            if ended {
+                return Ok(());
+            }
+        }
+    }
+
+    fn take(&mut self, event: &Event) {
+        let Event { time_ns, moved } = event;
+        // Threads hand over in another order than they looked at the clock.
+        self.last_ns = self.last_ns.max(*time_ns);
+        let Some(address) = moved.block.checked_mul(BLOCK_BYTES) else { return };
+        let request = |address, length| Request {
+            time_ns: self.last_ns,
+            address,
+            length,
+            view: 0,
+            guest: 0,
+            write: moved.write,
+        };
+        if !moved.asked.is_empty() {
+            let asked = request(address + u64::from(moved.asked.start), moved.asked.len() as u64);
+            self.plain.request(&asked, &self.view, &self.block);
+        }
+        if let (Some(own), Some(stored)) = (&mut self.own, moved.stored) {
+            self.block.clear();
+            self.block.insert(moved.block, stored_as(self.mode, stored));
+            own.request(&request(address, BLOCK_BYTES), &self.view, &self.block);
+        }
+    }
+
+    fn report(&mut self) -> Result<Vec<ModelledReport>, ModelError> {
+        let views = std::slice::from_ref(&self.view);
+        let mut reports = vec![report("plain", &self.source, &self.plain.so_far(views)?)];
+        if let Some(own) = &mut self.own {
+            reports.push(report(self.mode.name(), &self.source, &own.so_far(views)?));
+        }
+        Ok(reports)
+    }
+}
+
+/// A block of which so many bytes were moved.
+fn stored_as(mode: Mode, stored: u16) -> Block {
+    let kind = match u64::from(stored) {
+        0 => BlockKind::Zeros,
+        BLOCK_BYTES.. => BlockKind::Bypassed,
+        _ => BlockKind::Coded,
+    };
+    // What was moved of a bundle is one range of it, whichever planes they are.
+    let planes = if mode == Mode::Trace { vec![stored] } else { Vec::new() };
+    Block { kind, planes, lz4: stored, zstd: stored }
+}
+
+fn report(design: &'static str, source: &str, outcome: &Outcome) -> ModelledReport {
+    let seconds = |ns: u64| f64::from(u32::try_from(ns).unwrap_or(u32::MAX)) / 1e9;
+    let dram = outcome.dram.as_ref();
+    let latency = dram.map(|dram| &dram.latency_ns).filter(|latency| latency.count > 0);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "positive, and far below 2^64"
+    )]
+    let picojoules = |pj: f64| pj as u64;
+    ModelledReport {
+        design,
+        source: source.to_owned(),
+        requests: outcome.requests,
+        left_out: 0,
+        read_bytes: dram.map_or(0, |dram| 64 * dram.commands.reads),
+        written_bytes: dram.map_or(0, |dram| 64 * dram.commands.writes),
+        activates: dram.map_or(0, |dram| dram.commands.activates),
+        row_hit_rate: dram.and_then(|dram| dram.row_hit_rate),
+        access_picojoules: dram.map_or(0, |dram| picojoules(dram.energy.access_pj())),
+        p50_seconds: latency.map(|latency| seconds(latency.p50)),
+        p99_seconds: latency.map(|latency| seconds(latency.p99)),
+        mean_seconds: latency.and_then(|latency| latency.mean).map(|ns| ns / 1e9),
+        service_seconds: outcome.service_cycles.mean.map(|cycles| cycles / (GHZ * 1e9)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lamina_codec::format::Format;
+    use lamina_device::device::{Device, DeviceConfig};
+    use lamina_device::layout::Layout;
+    use lamina_device::tensor::TensorSpec;
+
+    use super::*;
+
+    /// A device with bf16 numbers on it, modelled.
+    fn device(mode: Mode) -> (Device, Arc<Live>) {
+        let live = Live::start(mode, &Profile::named("ddr5-4800").unwrap()).unwrap();
+        let watcher: Arc<dyn Watcher> = live.clone();
+        let config = DeviceConfig {
+            mode,
+            observe: false,
+            watcher: Some(watcher),
+            ..DeviceConfig::new(1 << 20, 8 << 20)
+        };
+        let device = Device::new(config).unwrap();
+        let length = 256 << 10;
+        let spec = TensorSpec {
+            name: "weights".to_owned(),
+            dpa: Some(0),
+            length,
+            elements: None,
+            shape: Vec::new(),
+            format: Format::Bf16,
+            layout: Layout::Weight,
+            codec: None,
+        };
+        device.create_tensor(spec).unwrap();
+        let data: Vec<u8> =
+            (0..length / 2).flat_map(|n| [(n * 167 % 251) as u8, 0x3c + (n % 3) as u8]).collect();
+        device.write_base(0, &data).unwrap();
+        (device, live)
+    }
+
+    /// What is told when everything that came was modelled.
+    fn settled(device: &Device, requests: u64) -> Vec<ModelledReport> {
+        for _ in 0..200 {
+            let told = device.stats().modelled;
+            if told.first().is_some_and(|plain| plain.requests == requests) {
+                return told;
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        panic!("not told in time: {:?}", device.stats().modelled);
+    }
+
+    #[test]
+    fn the_bytes_of_both_designs_are_those_that_the_device_counts() {
+        let (device, _live) = device(Mode::Trace);
+        let view = device.create_view("weights", "e8m3").unwrap();
+        let mut out = vec![0; 256 << 10];
+        device.read_views(view.offset, &mut out).unwrap();
+        device.read_base(4000, &mut out[..200]).unwrap();
+        // 64 blocks written, 64 read through the view, two read in part.
+        let told = settled(&device, 130);
+        let [plain, trace] = &told[..] else { panic!("{told:?}") };
+        assert_eq!((plain.design, trace.design), ("plain", "trace"));
+        // Whole blocks, and the four lines that bytes 4000 to 4199 touch.
+        assert_eq!((plain.read_bytes, plain.written_bytes), (64 * 4096 + 4 * 64, 64 * 4096));
+        let stats = device.stats();
+        let fetched = stats.requests.base.stored_bytes_fetched + stats.requests.views.stored_bytes_fetched;
+        // Besides, an entry is read for each block that is new to the cache, and written with it.
+        assert_eq!(trace.read_bytes, fetched + 64 * 64);
+        assert_eq!(trace.written_bytes, stats.writes.stored_bytes_written + 64 * 64);
+        assert!(trace.access_picojoules < plain.access_picojoules, "{told:?}");
+        assert!(trace.p50_seconds.unwrap() > 1e-8 && trace.p99_seconds >= trace.p50_seconds, "{told:?}");
+        assert!(trace.service_seconds > plain.service_seconds && trace.left_out == 0, "{told:?}");
+        assert!(plain.source.contains("ddr5-4800"));
+    }
+
+    /// Nobody stores into a KV window twice: it is told when it is coded, each block whole.
+    #[test]
+    fn a_staged_window_is_moved_once_by_both() {
+        let live = Live::start(Mode::Trace, &Profile::named("ddr5-4800").unwrap()).unwrap();
+        let watcher: Arc<dyn Watcher> = live;
+        let config = DeviceConfig { watcher: Some(watcher), ..DeviceConfig::new(1 << 20, 8 << 20) };
+        let device = Device::new(config).unwrap();
+        let spec = TensorSpec {
+            name: "cache".to_owned(),
+            dpa: Some(0),
+            length: 64 << 10,
+            elements: None,
+            shape: Vec::new(),
+            format: Format::Bf16,
+            layout: Layout::Kv("64,128".parse().unwrap()),
+            codec: None,
+        };
+        device.create_tensor(spec).unwrap();
+        // Windows are 16 KiB: one row after the other, then a flush.
+        for row in 0..128_u8 {
+            device.write_base(128 * u64::from(row), &[row, 0x3c].repeat(64)).unwrap();
+        }
+        device.flush(0, 64 << 10).unwrap();
+        let [plain, trace] = &settled(&device, 4)[..] else { panic!("two designs") };
+        assert_eq!((plain.written_bytes, plain.read_bytes), (16 << 10, 0));
+        let stored = device.stats().writes.stored_bytes_written;
+        assert_eq!(trace.written_bytes, stored + 4 * 64);
+    }
+
+    #[test]
+    fn a_plain_device_is_modelled_alone_and_gcomp_fetches_whole_blocks() {
+        let (device, _live) = self::device(Mode::Plain);
+        assert_eq!(settled(&device, 64).len(), 1);
+        let (device, _live) = self::device(Mode::GComp);
+        device.read_base(0, &mut [0; 64]).unwrap();
+        let told = settled(&device, 65);
+        assert_eq!(told[1].design, "gcomp");
+        let fetched = device.stats().requests.base.stored_bytes_fetched;
+        assert!(fetched > 64 && told[1].read_bytes == fetched + 64 * 64, "{told:?}");
+    }
+
+    /// A queue that is full costs events and nothing else.
+    #[test]
+    fn what_comes_too_fast_is_left_out_and_counted() {
+        let live = Live::start(Mode::Trace, &Profile::named("ddr5-4800").unwrap()).unwrap();
+        let moved = Moved { block: 7, asked: 0..4096, stored: Some(3000), write: false };
+        let begun = Instant::now();
+        for _ in 0..4 * QUEUE {
+            live.moved(moved.clone());
+        }
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        assert!(live.left_out.load(Relaxed) > 0);
+        live.moved(Moved { block: u64::MAX, ..moved });
+    }
+}

@@ -1,0 +1,129 @@
+//! `lamina reproduce`: each table and figure of the papers beside what runs here.
+//!
+//! The rules:
+//! * Nothing is written down but the papers' own numbers, which are called quoted. Ours are computed
+//!   when the command runs, by the code that the other commands use.
+//! * Each number says how it was had, each section on what, or why there is none.
+//! * What needs a language model comes from a report of `./x run --workload decode`: the decoder
+//!   belongs to the tests, and this program does not.
+
+mod book;
+mod cached;
+mod chart;
+mod controller;
+mod decoded;
+mod designs;
+mod elastic;
+mod found;
+mod page;
+mod server;
+mod stored;
+
+use std::fs::{self, Permissions};
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+
+use self::book::{Book, Section};
+use self::found::Found;
+use crate::args::Reproduce;
+use crate::out;
+
+/// The page in the folder, and the same for programs.
+const PAGE: &str = "report.html";
+const JSON: &str = "report.json";
+
+/// Runs all, and writes the report.
+pub(crate) fn reproduce(args: &Reproduce) -> Result<()> {
+    let begun = Instant::now();
+    // Before minutes of work.
+    fs::create_dir_all(&args.out)
+        .with_context(|| format!("cannot make the folder {}", args.out.display()))?;
+    let found = Found::new(args)?;
+    let book = book(&found, begun)?;
+    let json = serde_json::to_vec_pretty(&book)?;
+    write(&args.out, PAGE, page::html(&book).as_bytes())?;
+    write(&args.out, JSON, &json)?;
+    if args.json {
+        out::text(&[&json[..], b"\n"].concat())?;
+        return Ok(());
+    }
+    let mut text = Vec::new();
+    let (numbers, beside) = book.counts();
+    for section in &book.sections {
+        let rows = || section.rows.iter().filter(|row| row.paper.is_some());
+        let ours = rows().filter(|row| row.ours.is_some()).count();
+        writeln!(
+            text,
+            "{:8} {:10} {ours:2} of {:2}  {}",
+            section.paper.name(),
+            section.number,
+            rows().count(),
+            section.title
+        )?;
+    }
+    writeln!(
+        text,
+        "\n{beside} of {numbers} printed numbers have one of ours beside them: {}",
+        args.out.join(PAGE).display()
+    )?;
+    Ok(out::text(&text)?)
+}
+
+/// A file that is there whole or not at all.
+fn write(folder: &Path, name: &str, bytes: &[u8]) -> Result<()> {
+    let path = folder.join(name);
+    let failed = || format!("cannot write {}", path.display());
+    let mut file = tempfile::NamedTempFile::new_in(folder).with_context(failed)?;
+    file.write_all(bytes).with_context(failed)?;
+    file.as_file().sync_all().with_context(failed)?;
+    // A temporary file is its owner's alone, and a report is for others, too.
+    file.as_file().set_permissions(Permissions::from_mode(0o644)).with_context(failed)?;
+    file.persist(&path).map_err(|why| why.error).with_context(failed)?;
+    Ok(())
+}
+
+fn book(found: &Found, begun: Instant) -> Result<Book> {
+    let none = || "none".to_owned();
+    let sections: Vec<Section> = vec![
+        stored::table_i(found),
+        decoded::table_ii(found),
+        designs::table_iii(found),
+        stored::table_iv(found),
+        controller::table_v(found),
+        server::fig_12(found),
+        server::fig_13(found),
+        server::fig_14(found),
+        cached::fig_15(found),
+        stored::fig_16(found),
+        elastic::fig_17(found),
+        elastic::fig_18(found),
+        elastic::fig_19(found),
+        elastic::fig_20(found),
+        elastic::fig_21(found),
+        controller::fig_22(found),
+        controller::fig_23(found),
+        server::ndp_fig_1(found),
+        decoded::ndp_fig_4(found),
+        server::ndp_fig_10(found),
+        controller::ndp_fig_11(found)?,
+        controller::ndp_fig_12(found)?,
+        cached::ndp_fig_13(found),
+        elastic::ndp_fig_20(found),
+        controller::ndp_table_v(found),
+    ];
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let facts = vec![
+        ("weights", found.weights.as_ref().map_or_else(none, |weights| weights.names.clone())),
+        ("KV cache", found.caches.as_ref().map_or_else(none, |caches| caches.names.clone())),
+        ("decoded by", found.decoded.as_ref().map_or_else(none, |decoded| decoded.model.clone())),
+        ("DRAM", found.profile.name.clone()),
+        ("made by", format!("lamina {} in {} s, {cores} cores", env!("CARGO_PKG_VERSION"), begun.elapsed().as_secs())),
+        ("TRACE", "Unlocking Effective CXL Bandwidth via Lossless Compression and Precision Scaling".to_owned()),
+        ("CXL-NDP", "Amplifying Effective CXL Memory Bandwidth for LLM Inference via Transparent Near-Data Processing".to_owned()),
+    ];
+    Ok(Book { facts, sections })
+}

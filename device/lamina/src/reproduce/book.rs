@@ -1,0 +1,176 @@
+//! What a reproduction says: a section for each table and figure, a row for each number.
+//!
+//! JSON and page come from the same book, so they cannot differ.
+
+use serde::Serialize;
+
+use super::chart::Chart;
+
+/// How a number was had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum How {
+    /// Something was run here and gave it.
+    Measured,
+    /// From formulas and numbers of others.
+    Modelled,
+    /// The paper's. Nothing here computes it.
+    Quoted,
+    /// What it takes was not given to this run.
+    NotRun,
+    /// It cannot be had here.
+    NotObtainable,
+}
+
+impl How {
+    /// As the page has it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Measured => "measured",
+            Self::Modelled => "modelled",
+            Self::Quoted => "quoted",
+            Self::NotRun => "not run",
+            Self::NotObtainable => "not obtainable",
+        }
+    }
+}
+
+/// Without what only binary fractions say: 27.8, and not 27.800000000000004.
+fn tidy(number: f64) -> f64 {
+    (number * 1e6).round() / 1e6
+}
+
+/// A number of a paper and ours beside it.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Row {
+    /// Of what.
+    pub(super) what: String,
+    /// The paper's number, quoted; null where it prints none.
+    pub(super) paper: Option<f64>,
+    /// Ours; null where there is none.
+    pub(super) ours: Option<f64>,
+    /// The unit of both.
+    pub(super) unit: &'static str,
+    /// Places that the page shows.
+    #[serde(skip)]
+    pub(super) places: usize,
+    /// How ours was had.
+    pub(super) how: How,
+}
+
+impl Row {
+    /// A row with the paper's number and nothing beside it.
+    pub(super) fn new(
+        what: impl Into<String>,
+        unit: &'static str,
+        places: usize,
+        paper: Option<f64>,
+    ) -> Self {
+        Self { what: what.into(), paper: paper.map(tidy), ours: None, unit, places, how: How::NotObtainable }
+    }
+
+    /// With ours.
+    pub(super) fn ours(mut self, how: How, ours: Option<f64>) -> Self {
+        (self.how, self.ours) = (how, ours.filter(|ours| ours.is_finite()).map(tidy));
+        self
+    }
+
+    /// How ours differs from the paper's: percentages by points, all else by its part.
+    pub(super) fn differs(&self) -> Option<String> {
+        let (paper, ours) = (self.paper?, self.ours?);
+        // No sign without a difference.
+        let text = |number: f64| format!("{:+.1}", if number.abs() < 0.05 { 0.0 } else { number });
+        if self.unit == "%" {
+            return Some(format!("{} points", text(ours - paper)));
+        }
+        (paper != 0.0).then(|| format!("{} %", text(100.0 * (ours / paper - 1.0))))
+    }
+}
+
+/// A paper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) enum Paper {
+    /// TRACE: Traffic-Reduced Architecture for Compression and Elasticity.
+    #[serde(rename = "TRACE")]
+    Trace,
+    /// CXL-NDP, of which TRACE grew.
+    #[serde(rename = "CXL-NDP")]
+    Ndp,
+}
+
+impl Paper {
+    /// Its name.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Trace => "TRACE",
+            Self::Ndp => "CXL-NDP",
+        }
+    }
+}
+
+/// A table or figure.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Section {
+    /// Its name in addresses: `trace-fig-12`.
+    pub(super) id: String,
+    /// Whose it is.
+    pub(super) paper: Paper,
+    /// Its number there: `Fig. 12`.
+    pub(super) number: &'static str,
+    /// What it shows.
+    pub(super) title: &'static str,
+    /// How ours was had: on which model, from what, or why not.
+    pub(super) source: String,
+    /// The numbers.
+    pub(super) rows: Vec<Row>,
+    /// The plots.
+    pub(super) charts: Vec<Chart>,
+    /// What a reader must be told.
+    pub(super) notes: Vec<String>,
+}
+
+impl Section {
+    pub(super) fn new(
+        paper: Paper,
+        number: &'static str,
+        title: &'static str,
+        source: impl Into<String>,
+    ) -> Self {
+        let id = format!("{}-{number}", paper.name()).to_lowercase().replace(". ", "-").replace(' ', "-");
+        let (rows, charts, notes) = (Vec::new(), Vec::new(), Vec::new());
+        Self { id, paper, number, title, source: source.into(), rows, charts, notes }
+    }
+
+    pub(super) fn note(mut self, note: impl Into<String>) -> Self {
+        self.notes.push(note.into());
+        self
+    }
+
+    pub(super) fn chart(mut self, chart: Chart) -> Self {
+        self.charts.push(chart);
+        self
+    }
+
+    pub(super) fn rows(mut self, rows: impl IntoIterator<Item = Row>) -> Self {
+        self.rows.extend(rows);
+        self
+    }
+}
+
+/// All of it.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Book {
+    /// What was run on, by name.
+    pub(super) facts: Vec<(&'static str, String)>,
+    /// The sections, those of TRACE first.
+    pub(super) sections: Vec<Section>,
+}
+
+impl Book {
+    /// Numbers of the papers, and those with one of ours beside them.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        let rows =
+            || self.sections.iter().flat_map(|section| &section.rows).filter(|row| row.paper.is_some());
+        (rows().count(), rows().filter(|row| row.ours.is_some()).count())
+    }
+}

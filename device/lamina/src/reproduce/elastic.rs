@@ -1,0 +1,210 @@
+//! Figs. 17 to 21, and Fig. 20 of CXL-NDP: elastic precision in the DRAM model.
+
+use lamina_model::elastic::{Beside, Cost, Mix, Work, fetch};
+
+use super::book::{How, Paper, Row, Section};
+use super::chart::{Across, Chart, Kind, Look, Series};
+use super::found::Found;
+
+/// Weights of OPT-30B.
+const OPT: f64 = 30e9;
+
+fn of_figure<'f>(found: &'f Found, figure: &'f str) -> impl Iterator<Item = &'f Beside> + Clone {
+    found.elastic.iter().filter(move |beside| beside.figure == figure)
+}
+
+fn source(found: &Found) -> String {
+    format!(
+        "Modelled: uncompressed weights read by the DRAM model ({}), by planes from rows of their own and by words, every command \
+         checked. Currents: {}. The papers' models are not at hand, and need not be: bytes and rows are a matter of sizes.",
+        found.profile.name, found.profile.currents.source
+    )
+}
+
+fn percent(what: String, beside: &Beside) -> Row {
+    Row::new(what, "%", 1, Some(100.0 * beside.paper)).ours(How::Modelled, Some(100.0 * beside.ours))
+}
+
+/// The reasons for what differs, each once.
+fn with_reasons<'f>(mut section: Section, all: impl Iterator<Item = &'f Beside>) -> Section {
+    for beside in all {
+        let mut reason = format!("{}.", beside.reason);
+        if let Some(first) = reason.get_mut(..1) {
+            first.make_ascii_uppercase();
+        }
+        if !section.notes.contains(&reason) {
+            section.notes.push(reason);
+        }
+    }
+    section
+}
+
+/// What is saved, the paper's beside ours.
+fn saved(title: &str, names: Vec<String>, all: &[&Beside]) -> Chart {
+    let values =
+        |of: fn(&Beside) -> f64| all.iter().map(|beside| Some(100.0 * of(beside))).collect::<Vec<_>>();
+    Chart {
+        title: title.to_owned(),
+        kind: Kind::Bars,
+        right: "",
+        across: Across::Names(names),
+        up: "% saved",
+        log: false,
+        series: vec![
+            Series::named("paper", 0, Look::Dashed, values(|beside| beside.paper)),
+            Series::named("ours", 2, Look::Solid, values(|beside| beside.ours)),
+        ],
+    }
+}
+
+/// The first words of what a number is of: `Mixtral 8x7B bf16`.
+fn short(beside: &Beside) -> String {
+    beside.what.split(',').next().unwrap_or_default().to_owned()
+}
+
+/// A name that has room under a bar: `Llama 8B bf16`.
+fn under(beside: &Beside) -> String {
+    short(beside).replace("Llama 3.1", "Llama").replace("LLaMA-MoE 3.5B", "L-MoE").replace(" 8x7B", "")
+}
+
+/// Fig. 17.
+pub(super) fn fig_17(found: &Found) -> Section {
+    let source = "Not obtainable: the routers that choose precisions (MoDE), trained on models that are not at hand. The paper draws its mixes \
+         and prints no number of them. Shown is the mix that Fig. 18's saving needs in the DRAM model: half precision for a part of the experts.";
+    let mut section = Section::new(Paper::Trace, "Fig. 17", "Which precisions the weights have", source);
+    let all: Vec<_> = of_figure(found, "Fig. 18").collect();
+    for beside in &all {
+        let row = Row::new(
+            format!("{}: bits of a weight that Fig. 18's saving needs", short(beside)),
+            "bits",
+            2,
+            None,
+        );
+        section.rows.push(row.ours(How::Modelled, Some(beside.bits)));
+    }
+    let part =
+        |number: usize| all.iter().map(move |beside| beside.mix.0.get(number).map(|(_, part)| 100.0 * part));
+    section.chart(Chart {
+        title: "Mixes fitted to Fig. 18, not measured".to_owned(),
+        kind: Kind::Stacked,
+        right: "",
+        across: Across::Names(all.iter().map(|beside| under(beside)).collect()),
+        up: "% of weights",
+        log: false,
+        series: vec![
+            Series::named("all bits", 2, Look::Solid, part(0)),
+            Series::named("half of them", 3, Look::Solid, part(1)),
+        ],
+    })
+}
+
+/// Figs. 18 and 19.
+fn experts(found: &Found, figure: &'static str, title: &'static str, of: &str) -> Section {
+    let all: Vec<_> = of_figure(found, figure).collect();
+    let section = Section::new(Paper::Trace, figure, title, source(found))
+        .rows(all.iter().map(|beside| percent(format!("{}, at {} bits", beside.what, beside.bits), beside)))
+        .chart(saved(of, all.iter().map(|beside| under(beside)).collect(), &all));
+    with_reasons(section, all.into_iter())
+}
+
+/// Fig. 18.
+pub(super) fn fig_18(found: &Found) -> Section {
+    experts(found, "Fig. 18", "DRAM energy by experts", "Energy that planes save")
+}
+
+/// Fig. 19.
+pub(super) fn fig_19(found: &Found) -> Section {
+    experts(found, "Fig. 19", "Load latency by experts", "Load time that planes save")
+        .note("The paper's milliseconds are not ours to have: it does not say how many modules read how many weights.")
+}
+
+/// Names of both ways of each work: `B 1.6` by words, `T 1.6` by planes.
+fn both(all: &[&Beside]) -> Vec<String> {
+    all.iter().flat_map(|beside| ["B", "T"].map(|way| format!("{way}-{:.1}", beside.bits))).collect()
+}
+
+fn costs(all: &[&Beside], of: impl Fn(&Cost) -> f64) -> Vec<Option<f64>> {
+    let both = all.iter().flat_map(|beside| [&beside.fetched.words, &beside.fetched.planes]);
+    both.map(|cost| Some(of(cost))).collect()
+}
+
+/// Fig. 20.
+pub(super) fn fig_20(found: &Found) -> Section {
+    let mut section = Section::new(Paper::Trace, "Fig. 20", "Energy of one load of OPT-30B", source(found));
+    let all: Vec<_> = of_figure(found, "Fig. 21").collect();
+    let best = all.iter().map(|beside| 100.0 * beside.ours).reduce(f64::max);
+    section.rows.push(Row::new("most that planes save", "%", 1, Some(40.3)).ours(How::Modelled, best));
+    let joules = |pj: f64| pj * OPT / 1e12;
+    // What all 16 bits take by words.
+    let full =
+        Mix::parse("16:1").and_then(|mix| fetch(&found.profile, &Work::sample(16, &mix, 1 << 16, 1 << 18)?));
+    let full = full.ok().map(|fetched| joules(fetched.words.pj()));
+    section.rows.push(Row::new("B-16.0: all 16 bits by words", "J", 2, None).ours(How::Modelled, full));
+    for (what, title) in [("heads", "Heads"), ("neurons", "Neurons")] {
+        let all: Vec<_> = all.iter().copied().filter(|beside| beside.what.contains(what)).collect();
+        for beside in &all {
+            for (way, cost) in [("words", &beside.fetched.words), ("planes", &beside.fetched.planes)] {
+                let row = Row::new(format!("{what} at {:.1} bits, by {way}", beside.bits), "J", 2, None);
+                section.rows.push(row.ours(How::Modelled, Some(joules(cost.pj()))));
+            }
+        }
+        let values = [full].into_iter().chain(costs(&all, |cost| joules(cost.pj())));
+        section.charts.push(Chart {
+            title: format!("{title}: joules of one load; B by words, T by planes"),
+            kind: Kind::Bars,
+            right: "bits of a weight",
+            across: Across::Names(["B-16.0".to_owned()].into_iter().chain(both(&all)).collect()),
+            up: "J",
+            log: false,
+            series: vec![Series::named("activations and reads", 2, Look::Solid, values)],
+        });
+    }
+    section.note("30e9 weights. The paper prints one number, 40.3 %, and Fig. 21's are 40.4 and 40.9 %.")
+}
+
+/// Fig. 21.
+pub(super) fn fig_21(found: &Found) -> Section {
+    let mut section =
+        Section::new(Paper::Trace, "Fig. 21", "Energy of a weight, by head and by neuron", source(found));
+    let all: Vec<_> = of_figure(found, "Fig. 21").collect();
+    for (what, title) in [("heads", "Heads"), ("neurons", "Neurons")] {
+        let all: Vec<_> = all.iter().copied().filter(|beside| beside.what.contains(what)).collect();
+        for beside in &all {
+            let of = format!("{what} at {:.1} bits", beside.bits);
+            section.rows.push(percent(format!("{of}: saved"), beside));
+            for (number, way) in ["words", "planes"].into_iter().enumerate() {
+                let paper = beside.paper_pj.map(|pj| pj[number]);
+                let row = Row::new(format!("{of}, by {way}"), "pJ", 1, paper);
+                section.rows.push(row.ours(How::Modelled, Some(beside.ours_pj[number])));
+            }
+        }
+        section.charts.push(Chart {
+            title: format!("{title}: picojoules of a weight here; B by words, T by planes"),
+            kind: Kind::Stacked,
+            right: "bits of a weight",
+            across: Across::Names(both(&all)),
+            up: "pJ",
+            log: false,
+            series: vec![
+                Series::named("reads", 2, Look::Solid, costs(&all, |cost| cost.read_pj)),
+                Series::named("activations", 3, Look::Solid, costs(&all, |cost| cost.activate_pj)),
+            ],
+        });
+    }
+    with_reasons(section, all.into_iter())
+        .note("Picojoules differ because currents do: the paper names neither its die nor its currents.")
+}
+
+/// CXL-NDP's Fig. 20.
+pub(super) fn ndp_fig_20(found: &Found) -> Section {
+    let all: Vec<_> = of_figure(found, "CXL-NDP Fig. 20").collect();
+    let name = |beside: &&Beside| format!("{} {:.1}", beside.what.replace("OPT 30B ", ""), beside.bits);
+    let section =
+        Section::new(Paper::Ndp, "Fig. 20", "Load latency of OPT-30B, by head and by neuron", source(found))
+            .rows(all.iter().map(|beside| {
+                percent(format!("{} at {:.1} bits: time saved", beside.what, beside.bits), beside)
+            }))
+            .chart(saved("Load time that planes save", all.iter().map(name).collect(), &all));
+    with_reasons(section, all.into_iter())
+        .note("CXL-NDP's Figs. 15 to 19 are TRACE's 17 to 21, with the same numbers.")
+}

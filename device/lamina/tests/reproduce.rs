@@ -1,0 +1,179 @@
+//! `lamina reproduce` as a person or a script runs it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn lamina(arguments: &[&str]) -> Output {
+    let program = env!("CARGO_BIN_EXE_lamina");
+    Command::new(program).arg("reproduce").args(arguments).env("LAMINA_ROOT", root()).output().unwrap()
+}
+
+fn refused(arguments: &[&str]) -> String {
+    let output = lamina(arguments);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && output.stdout.is_empty(), "{arguments:?}: {output:?}");
+    assert!(!text.contains("panicked"), "{text}");
+    text
+}
+
+/// Every table and figure of both papers that is told, by its name in addresses.
+const SECTIONS: [&str; 25] = [
+    "trace-table-i",
+    "trace-table-ii",
+    "trace-table-iii",
+    "trace-table-iv",
+    "trace-table-v",
+    "trace-fig-12",
+    "trace-fig-13",
+    "trace-fig-14",
+    "trace-fig-15",
+    "trace-fig-16",
+    "trace-fig-17",
+    "trace-fig-18",
+    "trace-fig-19",
+    "trace-fig-20",
+    "trace-fig-21",
+    "trace-fig-22",
+    "trace-fig-23",
+    "cxl-ndp-fig-1",
+    "cxl-ndp-fig-4",
+    "cxl-ndp-fig-10",
+    "cxl-ndp-fig-11",
+    "cxl-ndp-fig-12",
+    "cxl-ndp-fig-13",
+    "cxl-ndp-fig-20",
+    "cxl-ndp-table-v",
+];
+
+/// The report of a run that never was, of the form of one.
+fn decode_report(folder: &Path) -> PathBuf {
+    let moved = json!({ "stored_bytes_fetched": 75, "plain_bytes_fetched": 100 });
+    let run = |weights: &str, policy: &str| {
+        json!({
+            "task": "judge", "weights": weights, "policy": policy, "tokens": 256,
+            "weights_moved": moved, "kv_moved": moved
+        })
+    };
+    let report = json!({ "decode": {
+        "model": "a <model>",
+        "perplexity": { "full": 10.0, "e8m3": 11.0 },
+        "policy_perplexity": { "full": 10.0, "window:64": 15.0, "top:5=full": 14.0, "quest:5=full": 12.5 },
+        "kv_ratio": 1.4, "identical_to_reference": true, "page_tokens": 16,
+        "runs": [run("full", "full"), run("e8m3", "full"), run("full", "window:64")],
+    } });
+    let path = folder.join("decode.json");
+    fs::write(&path, report.to_string()).unwrap();
+    path
+}
+
+fn section<'b>(book: &'b Value, id: &str) -> &'b Value {
+    book["sections"].as_array().unwrap().iter().find(|section| section["id"] == id).unwrap()
+}
+
+fn row<'s>(section: &'s Value, what: &str) -> &'s Value {
+    let mut rows = section["rows"].as_array().unwrap().iter();
+    let found = rows.find(|row| row["what"].as_str().unwrap().starts_with(what));
+    found.unwrap_or_else(|| panic!("no row {what}: {section:#}"))
+}
+
+#[test]
+fn a_report_has_every_table_and_figure_and_needs_no_network() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("new/report");
+    let decode = decode_report(folder.path());
+    let words = ["--decode", decode.to_str().unwrap(), "--out", out.to_str().unwrap(), "--json"];
+    let output = lamina(&words);
+    assert!(output.status.success(), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("reproduce: coding the weights: "), "progress: {said}");
+    let book: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let on_disk: Value = serde_json::from_slice(&fs::read(out.join("report.json")).unwrap()).unwrap();
+    assert_eq!(book, on_disk);
+    let ids: Vec<_> = book["sections"].as_array().unwrap().iter().map(|section| &section["id"]).collect();
+    assert_eq!(ids, SECTIONS);
+
+    // What is modelled as printed is what is printed, to its two places.
+    for figure in ["trace-fig-12", "trace-fig-13", "trace-fig-14"] {
+        let rows = section(&book, figure)["rows"].as_array().unwrap();
+        let printed = rows.iter().filter(|row| row["what"].as_str().unwrap().ends_with("as printed"));
+        let mut count = 0;
+        for row in printed {
+            let (paper, ours) = (row["paper"].as_f64().unwrap(), row["ours"].as_f64().unwrap());
+            assert!((paper - ours).abs() < 0.006 && row["how"] == "modelled", "{row}");
+            count += 1;
+        }
+        assert!(count > 5, "{figure}");
+    }
+    // What is measured is of the bundled files, and can be wrong.
+    let coded = row(section(&book, "trace-table-iv"), "bf16, zstd: Llama 3.1 8B");
+    assert_eq!((&coded["paper"], &coded["how"]), (&json!(1.34), &json!("measured")));
+    assert!((1.2..1.6).contains(&coded["ours"].as_f64().unwrap()), "{coded}");
+    let words = row(section(&book, "trace-fig-15"), "words (gcomp), zstd");
+    let trace = row(section(&book, "trace-fig-15"), "trace, zstd");
+    assert!(trace["ours"].as_f64() > words["ours"].as_f64(), "{words} {trace}");
+    assert_eq!(row(section(&book, "trace-table-v"), "trace: area")["how"], "quoted");
+    let quest = row(section(&book, "trace-table-ii"), "Quest: 5 pages in bf16; here quest:5=full");
+    assert_eq!((&quest["paper"], &quest["ours"]), (&json!(12.49), &json!(12.5)));
+    assert_eq!(row(section(&book, "cxl-ndp-fig-4"), "OPT-13B")["how"], "not-obtainable");
+    for section in book["sections"].as_array().unwrap() {
+        assert!(!section["source"].as_str().unwrap().is_empty() && section["rows"].is_array());
+        for row in section["rows"].as_array().unwrap() {
+            let known = ["measured", "modelled"].contains(&row["how"].as_str().unwrap());
+            assert!(known || row["ours"].is_null(), "{row}");
+        }
+    }
+
+    let page = fs::read_to_string(out.join("report.html")).unwrap();
+    for id in SECTIONS {
+        assert!(page.contains(&format!("<section id=\"{id}\">")), "{id}");
+    }
+    assert!(page.contains("a &lt;model&gt;") && !page.contains("<model>"));
+    for outside in ["http:", "https:", "src=", "url(", "@import", "<script", "<link", "NaN"] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+    assert!(page.matches("<svg").count() > 20);
+}
+
+#[test]
+fn without_a_model_to_run_it_says_what_was_not_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().to_str().unwrap();
+    let kv = root().join("guest-tests/models/stories260K-kv-bf16.safetensors");
+    let output = lamina(&["--cache", kv.to_str().unwrap(), "--out", out]);
+    assert!(output.status.success(), "{output:?}");
+    let list = String::from_utf8_lossy(&output.stdout);
+    assert!(list.contains("CXL-NDP  Table V") && list.contains("printed numbers have one of ours"), "{list}");
+    let book: Value = serde_json::from_slice(&fs::read(folder.path().join("report.json")).unwrap()).unwrap();
+    assert_eq!(row(section(&book, "trace-table-ii"), "full KV cache")["how"], "not-run");
+    assert_eq!(row(section(&book, "trace-table-iv"), "bf16, zstd")["how"], "not-run");
+    assert_eq!(row(section(&book, "trace-fig-15"), "trace, zstd")["how"], "measured");
+}
+
+#[test]
+fn what_cannot_be_is_refused_by_its_name_and_nothing_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let out = out.to_str().unwrap();
+    let text = folder.path().join("text");
+    fs::write(&text, "no model").unwrap();
+    let text = text.to_str().unwrap();
+    assert!(
+        refused(&["--model", "/nonexistent.safetensors", "--out", out]).contains("/nonexistent.safetensors")
+    );
+    assert!(refused(&["--model", text, "--out", out]).contains(text));
+    assert!(refused(&["--decode", text, "--out", out]).contains("is no report"));
+    assert!(refused(&["--dram", "ddr9", "--out", out]).contains("dram is ddr9"));
+    let weights = root().join("guest-tests/models/stories260K-bf16.safetensors");
+    let weights = weights.to_str().unwrap();
+    assert!(refused(&["--cache", weights, "--out", out]).contains("--kv CHANNELS"));
+    assert!(refused(&["--kv", "32", "--out", out]).contains("--cache"));
+    assert!(refused(&["--out", text]).contains(text));
+    assert!(!Path::new(out).join("report.html").exists());
+}
