@@ -377,7 +377,7 @@ fn spec(add: &TensorAdd) -> Result<TensorSpec> {
 }
 
 /// Where the API has a tensor.
-fn path_of(name: &str) -> String {
+pub(crate) fn path_of(name: &str) -> String {
     use std::fmt::Write as _;
     let mut path = "/tensors/".to_owned();
     for byte in name.bytes() {

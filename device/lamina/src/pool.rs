@@ -1,16 +1,19 @@
 //! `lamina pool`: pools of objects that several processes or hosts share, in a file of the mount or
 //! any other.
 
+mod holds;
+
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
-use lamina_pool::{Geometry, Pool, local};
+use lamina_pool::{Geometry, Pool, PoolError, local};
 use serde::Serialize;
 use serde_json::json;
 
+use self::holds::Holds;
 use crate::args::bytes;
 use crate::out::{self, print_line};
 
@@ -33,6 +36,8 @@ pub(crate) enum PoolCommand {
         /// Also in a file that holds something, which is lost, or in a devdax, of which nobody knows.
         #[arg(long)]
         force: bool,
+        #[command(flatten)]
+        holds: Holds,
         /// Print JSON.
         #[arg(long)]
         json: bool,
@@ -111,13 +116,15 @@ fn told(value: &impl Serialize) -> anyhow::Result<()> {
 
 pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
     match command {
-        PoolCommand::Create { file, size, nodes, force, json } => {
+        PoolCommand::Create { file, size, nodes, force, holds, json } => {
             if !force && local::holds_something(&file).with_context(|| file.display().to_string())? {
                 bail!("{}: it may hold what somebody wants; --force has it lost", file.display());
             }
             let length = local::length_of(&file, size)?;
             let geometry = Geometry { nodes, ..Geometry::fitting(length) };
-            local::create(&file, &geometry)?;
+            local::create_declared(&file, &geometry, |data| {
+                holds.declare(&file, data).map_err(|why| PoolError::Declare(format!("{why:#}")))
+            })?;
             if json {
                 return told(&json!({ "pool": file, "bytes": geometry.bytes()?, "nodes": nodes }));
             }
