@@ -269,6 +269,13 @@ async fn wait(device: &mut Child, run_dir: &Path) -> Result<()> {
     }
 }
 
+/// The API of the device in whose mount a path lies, and the mount's root.
+pub(crate) fn around(path: &Path) -> Result<(ApiAt, PathBuf)> {
+    let found = find::mounted(path)?;
+    let root = found.dir.with_context(|| format!("{} is in no mount", path.display()))?;
+    Ok((found.api, root))
+}
+
 /// Takes a mount down.
 pub(crate) fn umount(args: &Umount) -> Result<()> {
     let run_dir = find::ours(&args.dir)?;

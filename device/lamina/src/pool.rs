@@ -2,6 +2,7 @@
 //! any other.
 
 mod caches;
+mod holds;
 mod plot;
 mod replay;
 mod trace;
@@ -13,11 +14,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use hyper::Method;
-use lamina_pool::{Geometry, Pool, local};
+use lamina_pool::{Geometry, Pool, PoolError, local};
 use serde::Serialize;
 use serde_json::json;
 use tokio::runtime::Handle;
 
+use self::holds::Holds;
 use self::replay::Replay;
 use crate::args::{Client, bytes};
 use crate::client::{ask, escaped};
@@ -42,6 +44,8 @@ pub(crate) enum PoolCommand {
         /// Also in a file that holds something, which is lost, or in a devdax, of which nobody knows.
         #[arg(long)]
         force: bool,
+        #[command(flatten)]
+        holds: Holds,
         /// Print JSON.
         #[arg(long)]
         json: bool,
@@ -156,13 +160,15 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
         PoolCommand::Fence { host, undo, client } => {
             Handle::current().block_on(fence(&host, undo, &client))?;
         }
-        PoolCommand::Create { file, size, nodes, force, json } => {
+        PoolCommand::Create { file, size, nodes, force, holds, json } => {
             if !force && local::holds_something(&file).with_context(|| file.display().to_string())? {
                 bail!("{}: it may hold what somebody wants; --force has it lost", file.display());
             }
             let length = local::length_of(&file, size)?;
             let geometry = Geometry { nodes, ..Geometry::fitting(length) };
-            local::create(&file, &geometry)?;
+            local::create_declared(&file, &geometry, |data| {
+                holds.declare(&file, data).map_err(|why| PoolError::Declare(format!("{why:#}")))
+            })?;
             if json {
                 return told(&json!({ "pool": file, "bytes": geometry.bytes()?, "nodes": nodes }));
             }

@@ -69,7 +69,7 @@ pub(super) fn codecs(text: &str) -> Result<Codecs, String> {
     Ok(Codecs(codecs))
 }
 
-pub(super) fn kv_layout(text: &str) -> Result<KvLayout, String> {
+pub(crate) fn kv_layout(text: &str) -> Result<KvLayout, String> {
     let layout =
         text.parse::<KvLayout>().and_then(|layout| Shape::new(Format::Bf16, &layout).map(|_| layout));
     layout.map_err(|why| {

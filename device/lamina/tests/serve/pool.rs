@@ -95,3 +95,47 @@ fn what_a_file_holds_is_not_lost_by_mistake() {
     assert!(refused(&["create", &place.text("zeros")]).contains("--force"), "it is a pool now");
     done(&["create", &place.text("zeros"), "--force"]);
 }
+
+#[test]
+fn a_pool_in_files_says_what_it_holds() {
+    within(120, || {
+        let place = Place::new();
+        let usual = ["--capacity", "256M", "--views-capacity", "16M", "--views", "", "--files", "64M"];
+        let _run = Run::start(&mut place.serve(&usual));
+        let file = place.text("mount/files/pool");
+        done(&["create", &file, "--size", "16M", "--kv", "64,32"]);
+        let attribute = |name: &str| {
+            let mut value = [0; 64];
+            let length = rustix::fs::getxattr(&file, name, &mut value[..]).unwrap();
+            String::from_utf8(value[..length].to_vec()).unwrap()
+        };
+        assert_eq!([attribute("user.lamina.format"), attribute("user.lamina.kv")], ["bf16", "64,32"]);
+        comes_and_goes(&place, &file);
+        // What is there already is not run over.
+        let base = refused(&["create", &place.text("mount/base"), "--force", "--kv", "64"]);
+        assert!(base.contains("overlap"), "{base}");
+        assert!(refused(&["create", &place.text("plain"), "--kv", "64"]).contains("no device is mounted on"));
+        assert!(refused(&["create", &place.text("mount/files/odd"), "--kv", "0"]).contains("--kv"));
+        comes_and_goes(&place, &file);
+    });
+}
+
+#[test]
+fn a_pool_in_the_base_window_is_a_tensor() {
+    within(120, || {
+        let place = Place::new();
+        let _run = Run::start(&mut place.serve(&["--capacity", "64M"]));
+        let base = place.text("mount/base");
+        // Again if the pool is made anew.
+        for (kv, window) in [("64", 128), ("64,256", 256)] {
+            done(&["create", &base, "--force", "--format", "fp16", "--kv", kv]);
+            let tensors =
+                lamina(&["tensors", "--json", "--api", &place.text("run/api.sock")]).output().unwrap();
+            let listed: Vec<Value> = serde_json::from_slice(&tensors.stdout).unwrap();
+            let [pool] = &listed[..] else { panic!("{listed:?}") };
+            assert!(pool["name"].as_str().unwrap().starts_with("pool@"), "{pool}");
+            assert_eq!((&pool["format"], &pool["layout"]["window"]), (&"fp16".into(), &window.into()));
+        }
+        comes_and_goes(&place, &base);
+    });
+}

@@ -1,0 +1,83 @@
+//! What a pool holds, as the device is told in whose mount it is made.
+
+use std::ops::Range;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use hyper::Method;
+use lamina_codec::format::Format;
+use lamina_codec::kv::KvLayout;
+use lamina_device::layout::Layout;
+use lamina_device::tensor::TensorSpec;
+use rustix::fs::{XattrFlags, setxattr};
+use tokio::runtime::Handle;
+
+use crate::args::kv_layout;
+use crate::client::{ask, escaped};
+use crate::mount;
+
+/// What the objects of a pool are.
+#[derive(Debug, Args)]
+pub(crate) struct Holds {
+    /// In a mount: the format of the objects' elements, as which the device codes them
+    /// [default with --kv: bf16].
+    #[arg(long)]
+    format: Option<Format>,
+    /// In a mount: the objects are KV caches, written as for `lamina analyze --kv`.
+    #[arg(long, value_parser = rows, value_name = "CHANNELS[,WINDOW]")]
+    kv: Option<Rows>,
+}
+
+/// A layout, and how it was written.
+#[derive(Clone, Debug)]
+struct Rows {
+    layout: KvLayout,
+    text: String,
+}
+
+fn rows(text: &str) -> Result<Rows, String> {
+    Ok(Rows { layout: kv_layout(text)?, text: text.to_owned() })
+}
+
+impl Holds {
+    /// Tells the device: of a file in `files/` by its attributes, of the base window by a tensor
+    /// where the objects will be.
+    pub(super) fn declare(&self, file: &Path, data: Range<u64>) -> anyhow::Result<()> {
+        if self.format.is_none() && self.kv.is_none() {
+            return Ok(());
+        }
+        let format = self.format.unwrap_or(Format::Bf16);
+        let (api, root) = mount::around(file)?;
+        let path = file.canonicalize()?;
+        let inside = path.strip_prefix(root.canonicalize()?)?;
+        if inside.starts_with("files") {
+            let set = |name: &str, value: &str| {
+                setxattr(&path, name, value.as_bytes(), XattrFlags::empty())
+                    .with_context(|| format!("{}: {name} cannot be {value}", path.display()))
+            };
+            set("user.lamina.format", format.name())?;
+            return self.kv.as_ref().map_or(Ok(()), |kv| set("user.lamina.kv", &kv.text));
+        }
+        if inside != Path::new("base") {
+            bail!("{} cannot hold a pool: base can, and files in files/", inside.display());
+        }
+        let name = format!("pool@{:#x}", data.start);
+        let spec = serde_json::to_value(TensorSpec {
+            name: name.clone(),
+            dpa: Some(data.start),
+            length: data.end - data.start,
+            elements: None,
+            shape: Vec::new(),
+            format,
+            layout: self.kv.as_ref().map_or(Layout::Weight, |kv| Layout::Kv(kv.layout)),
+            codec: None,
+        })?;
+        Handle::current().block_on(async {
+            // That of a pool that was there before. If it cannot go, the next says why.
+            let _ = ask(&api, Method::DELETE, &format!("/tensors/{}", escaped(&name)), None).await;
+            ask(&api, Method::POST, "/tensors", Some(spec)).await
+        })?;
+        Ok(())
+    }
+}
