@@ -464,9 +464,13 @@ pub(crate) fn chain_keys(
         return Err(PyValueError::new_err("a block has at least one token"));
     }
     let memory = tokens.memory();
+    // No block is longer than all tokens.
+    let Some(length) = block.checked_mul(4).filter(|length| *length <= memory.len()) else {
+        return Ok(Vec::new());
+    };
     let keys = py.detach(|| {
-        let (mut chain, mut bytes) = (Chain::new(model), vec![0; 4 * block]);
-        let blocks = memory.len() / bytes.len();
+        let (mut chain, mut bytes) = (Chain::new(model), vec![0; length]);
+        let blocks = memory.len() / length;
         let key = |index: usize| {
             memory.read(index * bytes.len(), &mut bytes);
             let tokens: Vec<_> =

@@ -138,6 +138,7 @@ def test_keys_say_all_tokens_up_to_a_blocks_end():
     assert keys("a", [*tokens[:20], 7, *tokens[21:]])[:2] == [whole[0], keys("a", [*tokens[:20], 7, *tokens[21:32]])[1]]
     assert keys("a", [*tokens[:20], 7, *tokens[21:]])[2] != whole[2]
     assert keys("a", []) == [] == keys("a", tokens[:15])
+    assert keys("a", tokens, block=100) != [] == keys("a", tokens, block=101) == keys("a", tokens, block=1 << 62)
     for bad in ([-1], [1 << 32], [1.5], [[1]]):
         with pytest.raises(ValueError, match="tokens are"):
             keys("a", bad)
@@ -346,6 +347,8 @@ def test_files_that_are_no_pool_are_said_to_be_none(path, tmp_path):
         with pytest.raises(ValueError, match="size is|pool has"):
             create(tmp_path / "other", size=size)
     assert not (tmp_path / "other").exists()
+    with pytest.raises(ValueError, match="a pool cannot have"):
+        create(tmp_path / "other", size=(1 << 63) - 1)
     with pytest.raises(ValueError, match="65 nodes: it has 1 to 64"):
         create(tmp_path / "other", nodes=65)
 
