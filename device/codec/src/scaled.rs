@@ -9,7 +9,7 @@
 //! * What is beyond the largest bf16 becomes infinity. NaN, an element's or a scale's, is the quiet
 //!   NaN without sign, 0x7fc0.
 //!
-//! The loops are compiled for what the processor has; of fp4 there are kernels for AVX-512.
+//! The loops are compiled for what the processor has; of fp4 and fp8 there are kernels for AVX-512.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -90,26 +90,31 @@ impl Scaled {
     pub fn to_bf16(&self, elements: &[u8], scales: &[u8], out: &mut [u8]) {
         let bytes = self.block_bytes();
         assert_eq!((elements.len(), out.len()), (scales.len() * bytes, scales.len() * 2 * self.block));
-        if !self.format.is_nibble() {
-            return bytes_to_bf16(&self.elements, &self.scales, scales, elements, out);
-        }
         #[cfg(target_arch = "x86_64")]
         if avx512::is_available() {
+            let table = &self.scales;
             // SAFETY: the processor has AVX-512F and BW.
-            return unsafe {
-                if self.powers {
-                    avx512::powers_to_bf16(&self.scales, scales, elements, out);
-                } else {
-                    avx512::nibbles_to_bf16(&self.scales, scales, elements, out);
+            unsafe {
+                match self.format {
+                    Format::Fp4E2m1 if self.powers => {
+                        return avx512::powers_to_bf16(table, scales, elements, out);
+                    }
+                    Format::Fp4E2m1 => return avx512::nibbles_to_bf16(table, scales, elements, out),
+                    Format::Fp8E4m3fn | Format::Fp8E5m2 => {
+                        return avx512::fp8_to_bf16(self.format, table, scales, elements, out);
+                    }
+                    _ => {}
                 }
-            };
+            }
         }
-        self.nibbles_to_bf16(elements, scales, out);
+        self.to_bf16_portably(elements, scales, out);
     }
 
-    /// As [`Self::to_bf16`] of fp4, in plain Rust.
-    fn nibbles_to_bf16(&self, elements: &[u8], scales: &[u8], out: &mut [u8]) {
-        if self.powers {
+    /// As [`Self::to_bf16`], in plain Rust.
+    fn to_bf16_portably(&self, elements: &[u8], scales: &[u8], out: &mut [u8]) {
+        if !self.format.is_nibble() {
+            bytes_to_bf16(&self.elements, &self.scales, scales, elements, out);
+        } else if self.powers {
             powers_to_bf16(&self.scales, scales, elements, out);
         } else {
             nibbles_to_bf16(&self.scales, scales, elements, out);
@@ -257,11 +262,9 @@ mod tests {
     fn fast(scaled: &Scaled, elements: &[u8], scales: &[u8]) -> Vec<u8> {
         let mut out = vec![0xa5; scales.len() * 2 * scaled.block()];
         scaled.to_bf16(elements, scales, &mut out);
-        if scaled.format.is_nibble() {
-            let mut plain = vec![0xa5; out.len()];
-            scaled.nibbles_to_bf16(elements, scales, &mut plain);
-            assert!(plain == out, "plain Rust gives other values");
-        }
+        let mut plain = vec![0xa5; out.len()];
+        scaled.to_bf16_portably(elements, scales, &mut plain);
+        assert!(plain == out, "plain Rust gives other values");
         out
     }
 

@@ -1,14 +1,18 @@
-//! Sixteen values a scale: those of all codes of an fp4 are made for each block, and looked up.
+//! Of fp4 the sixteen values of all codes are made for each block, and looked up. An fp8 has its
+//! fields moved to binary32's places.
 
 use std::arch::x86_64::{
-    __m128i, __m512i, _CMP_UNORD_Q, _mm_loadl_epi64, _mm_loadu_si128, _mm256_storeu_si256, _mm512_add_epi32,
-    _mm512_and_si512, _mm512_castps_si512, _mm512_castsi256_si512, _mm512_castsi512_si256,
-    _mm512_cmp_ps_mask, _mm512_cvtepi32_epi16, _mm512_cvtepu8_epi32, _mm512_loadu_ps, _mm512_mask_add_epi16,
-    _mm512_mask_mov_epi32, _mm512_mul_ps, _mm512_or_si512, _mm512_permutexvar_epi16, _mm512_set1_epi16,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_si512,
+    __m128i, __m256i, __m512, __m512i, _CMP_UNORD_Q, _mm_cvtsi32_si128, _mm_loadl_epi64, _mm_loadu_si128,
+    _mm256_storeu_si256, _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi256_si512,
+    _mm512_castsi512_ps, _mm512_castsi512_si256, _mm512_cmp_ps_mask, _mm512_cmpge_epi32_mask,
+    _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_loadu_ps, _mm512_mask_add_epi16,
+    _mm512_mask_add_epi32, _mm512_mask_mov_epi32, _mm512_mask_or_epi32, _mm512_mul_ps, _mm512_or_si512,
+    _mm512_permutexvar_epi16, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_sll_epi32,
+    _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_si512,
 };
 
 use super::{MX_BLOCK, NAN, NV_BLOCK, PLAIN_SCALES, widened_fp4};
+use crate::format::Format;
 
 /// Whether the processor has what the functions here need.
 pub(super) fn is_available() -> bool {
@@ -34,14 +38,19 @@ const VALUES: [f32; 16] = {
 fn values(scale: f32) -> __m512i {
     // SAFETY: there are 16 values, and the load needs no alignment.
     let values = unsafe { _mm512_loadu_ps(VALUES.as_ptr()) };
-    let products = _mm512_mul_ps(values, _mm512_set1_ps(scale));
-    let bits = _mm512_castps_si512(products);
+    _mm512_castsi256_si512(rounded(_mm512_mul_ps(values, _mm512_set1_ps(scale))))
+}
+
+/// The bf16 of 16 binary32, nearest even.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn rounded(values: __m512) -> __m256i {
+    let bits = _mm512_castps_si512(values);
     let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
     let up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-    let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(products, products);
+    let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(values, values);
     let nan = _mm512_set1_epi32(i32::from(NAN));
-    let rounded = _mm512_mask_mov_epi32(_mm512_srli_epi32::<16>(up), is_nan, nan);
-    _mm512_castsi256_si512(_mm512_cvtepi32_epi16(rounded))
+    _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(_mm512_srli_epi32::<16>(up), is_nan, nan))
 }
 
 /// The codes of 16 bytes, each in 16 bits.
@@ -88,6 +97,49 @@ pub(super) fn nibbles_to_bf16(table: &[f32; 256], scales: &[u8], elements: &[u8]
             let codes = codes(_mm_loadl_epi64(block.as_ptr().cast()));
             let shown = _mm512_castsi512_si256(_mm512_permutexvar_epi16(codes, values));
             _mm256_storeu_si256(out.as_mut_ptr().cast(), shown);
+        }
+    }
+}
+
+/// As the portable `bytes_to_bf16` of an fp8.
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) fn fp8_to_bf16(
+    format: Format,
+    table: &[f32; 256],
+    scales: &[u8],
+    elements: &[u8],
+    out: &mut [u8],
+) {
+    let e5m2 = format == Format::Fp8E5m2;
+    // How far the fields move, and what the biases differ by. Subnormals are numbers of the smallest:
+    // as binary32's subnormals they would take a hundred cycles each.
+    let (moved, bias, smallest) = if e5m2 { (21, 15, 127 - 16) } else { (20, 7, 127 - 9) };
+    let shift = _mm_cvtsi32_si128(moved);
+    let rebias = _mm512_set1_epi32((127 - bias) << 23);
+    let normal = _mm512_set1_epi32(if e5m2 { 4 } else { 8 });
+    let smallest = _mm512_set1_ps(f32::from_bits(smallest << 23));
+    // The first code that is no number: of e4m3 there is one, of e5m2 infinity and what is above.
+    let first = _mm512_set1_epi32(if e5m2 { 0x7c } else { 0x7f });
+    let special = _mm512_set1_epi32(0x7f80_0000 | i32::from(!e5m2));
+    let blocks = elements.as_chunks::<MX_BLOCK>().0.iter();
+    for ((block, scale), out) in blocks.zip(scales).zip(out.as_chunks_mut::<{ 2 * MX_BLOCK }>().0) {
+        let scale = _mm512_set1_ps(table[usize::from(*scale)]);
+        for (half, out) in block.as_chunks::<16>().0.iter().zip(out.as_chunks_mut::<32>().0) {
+            // SAFETY: half a block has 16 bytes, and the load needs no alignment.
+            let codes = _mm512_cvtepu8_epi32(unsafe { _mm_loadu_si128(half.as_ptr().cast()) });
+            let magnitudes = _mm512_and_si512(codes, _mm512_set1_epi32(0x7f));
+            let fields = _mm512_sll_epi32(magnitudes, shift);
+            let subnormals = _mm512_castps_si512(_mm512_mul_ps(_mm512_cvtepi32_ps(magnitudes), smallest));
+            let is_normal = _mm512_cmpge_epi32_mask(magnitudes, normal);
+            let numbers = _mm512_mask_add_epi32(subnormals, is_normal, fields, rebias);
+            let is_special = _mm512_cmpge_epi32_mask(magnitudes, first);
+            let numbers = _mm512_mask_or_epi32(numbers, is_special, fields, special);
+            let signs = _mm512_slli_epi32::<24>(_mm512_and_si512(codes, _mm512_set1_epi32(0x80)));
+            let values = _mm512_castsi512_ps(_mm512_or_si512(numbers, signs));
+            // SAFETY: `out` has 32 bytes, and the store needs no alignment.
+            unsafe {
+                _mm256_storeu_si256(out.as_mut_ptr().cast(), rounded(_mm512_mul_ps(values, scale)));
+            }
         }
     }
 }

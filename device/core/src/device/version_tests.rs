@@ -69,3 +69,31 @@ fn a_snapshot_of_version_1_is_restored_served_and_upgraded() {
     device.flush(0, device.base_bytes()).unwrap();
     assert!(read_all(&device) == bytes(9, BLOCKS * BLOCK));
 }
+
+#[test]
+fn what_version_1_has_no_number_for_is_loaded_as_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let snapshot = concat!(env!("CARGO_MANIFEST_DIR"), "/../store/tests/golden-images/v1.snapshot");
+    let path = folder.path().join("image");
+    restore(snapshot.as_ref(), &path).unwrap();
+    let config = DeviceConfig { first_process: false, ..DeviceConfig::new(0, 0) };
+    let device = Device::open(Image::open(&path).unwrap().unwrap(), &config).unwrap();
+    for tensor in device.tensors() {
+        device.remove_tensor(&tensor.name).unwrap();
+    }
+    device.discard(0, device.base_bytes()).unwrap();
+    let elements = bytes(7, 64);
+    let (_file, model) = crate::load::tests::checkpoint(&[
+        ("x_blocks", "U8", &[2, 2, 16], elements.clone()),
+        ("x_scales", "U8", &[2, 2], vec![120; 4]),
+        ("w", "F8_E5M2", &[4], vec![1; 4]),
+    ]);
+    let options = crate::load::LoadOptions::default();
+    let loaded =
+        crate::load::load_model(&device, &model, &options, |_| std::ops::ControlFlow::Continue(())).unwrap();
+    let formats: Vec<_> = loaded.tensors.iter().map(|tensor| tensor.format).collect();
+    assert_eq!(formats, [Format::Opaque, Format::Opaque, Format::Fp8E5m2]);
+    let mut found = vec![0; 64];
+    device.read_base(loaded.tensors[0].dpa, &mut found).unwrap();
+    assert!(found == elements);
+}

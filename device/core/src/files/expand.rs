@@ -3,7 +3,7 @@
 //! Bytes are computed when they are read. In the order of the elements that takes the elements and
 //! scales under them. Of experts whose last two dimensions are exchanged a row of the result has an
 //! element of every row of an expert: so one expert's elements are read whole, as they are stored,
-//! and [`HELD`] of them are held, for those who read on.
+//! and [`HELD`] of them are held for a file, for those who read on.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use lamina_codec::format::Format;
 use lamina_codec::scaled::{MX_BLOCK, NV_BLOCK, Scaled};
 use lamina_codec::view::Kind;
 
-/// Matrices that are held of a tensor.
-const HELD: usize = 2;
+/// Matrices that are held of a file.
+const HELD: usize = 4;
 /// The most bytes of a matrix that is held: elements and scales.
 const MAX_MATRIX: u64 = 64 << 20;
 /// Blocks of elements that are worked on at once.
@@ -57,12 +57,19 @@ struct Exchanged {
     rows: u64,
     /// Columns of one as it is stored, rows of the result.
     columns: u64,
-    /// The last that were read: the oldest first.
-    held: Mutex<Vec<Held>>,
+    /// The tensor's number in its file.
+    tensor: usize,
+    matrices: Matrices,
 }
 
+/// The matrices of a file that were read last: the oldest first.
+pub(super) type Matrices = Arc<Mutex<Vec<Held>>>;
+
 /// A matrix that is held.
-struct Held {
+pub(super) struct Held {
+    /// Its tensor's number in the file.
+    tensor: usize,
+    /// Its number in the tensor.
     number: u64,
     /// What had been changed on the device before it was read.
     changes: u64,
@@ -87,6 +94,7 @@ impl Expanded {
         whole: &Whole,
         format: Format,
         parts: [Option<&str>; 3],
+        matrices: &Matrices,
     ) -> Result<Result<Self, String>, FilesError> {
         let [Some(elements), Some(scales), third] = parts else {
             return Ok(Err(format!("{}: a part of it has no elements", whole.name)));
@@ -119,7 +127,8 @@ impl Expanded {
                         whole.name
                     )));
                 }
-                Some(Exchanged { rows, columns, held: Mutex::default() })
+                let (tensor, matrices) = (tensor.elements, Arc::clone(matrices));
+                Some(Exchanged { rows, columns, tensor, matrices })
             }
             _ => None,
         };
@@ -251,10 +260,10 @@ impl Expanded {
         exchanged: &Exchanged,
         number: u64,
     ) -> Result<Arc<Matrix>, DeviceError> {
-        let mut held = exchanged.held.lock();
-        let changes = device.changes();
+        let mut held = exchanged.matrices.lock();
+        let (tensor, changes) = (exchanged.tensor, device.changes());
         held.retain(|held| held.changes == changes);
-        if let Some(held) = held.iter().find(|held| held.number == number) {
+        if let Some(held) = held.iter().find(|held| (held.tensor, held.number) == (tensor, number)) {
             return Ok(Arc::clone(&held.matrix));
         }
         let blocks = exchanged.rows * (exchanged.columns / self.block);
@@ -262,7 +271,7 @@ impl Expanded {
         if held.len() == HELD {
             held.remove(0);
         }
-        held.push(Held { number, changes, matrix: Arc::clone(&matrix) });
+        held.push(Held { tensor, number, changes, matrix: Arc::clone(&matrix) });
         Ok(matrix)
     }
 }

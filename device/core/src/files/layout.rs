@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::expand::{self, Expanded};
+use super::expand::{self, Expanded, Matrices};
 use super::manifest::{Content, FileEntry, Literals, Model};
 use super::{FilesError, Precision};
 use crate::device::{Device, DeviceError, TensorView};
@@ -295,14 +295,14 @@ fn expanded(
     tensors: &[ModelTensor],
     names: &[(&ModelTensor, Option<&str>)],
 ) -> Result<Wholes, FilesError> {
-    let mut wholes = Wholes::new();
+    let (mut wholes, matrices) = (Wholes::new(), Matrices::default());
     for found in scaled::find(tensors).0 {
         let Some(whole) = &found.whole else { continue };
         let elements = &tensors[found.elements];
         let format = elements.format.parse().unwrap_or(Format::Opaque);
         let name = |part: usize| names[part].1;
         let parts = [name(found.elements), name(found.scales), found.third.and_then(name)];
-        match Expanded::new(device, &found, whole, format, parts)? {
+        match Expanded::new(device, &found, whole, format, parts, &matrices)? {
             Ok(expanded) => {
                 wholes.extend(found.parts().map(|part| (part, None)));
                 let (name, shape) = (whole.name.clone(), whole.shape.clone());
