@@ -315,6 +315,7 @@ fn decoder(views: &[&str], policies: &[&str], folder: &tempfile::TempDir) -> Job
         window_tokens: None,
         batch: 1,
         keep_cache: false,
+        save_kv: None,
     };
     let job = job("trace", "lz4", &[], models()[..1].to_vec(), folder);
     Job { views: false, decode: Some(decode), ..job }
