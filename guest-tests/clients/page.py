@@ -211,6 +211,14 @@ def check_many(browser, lamina, folder):
         share = (device.seconds() - before) / (time.monotonic() - begun)
         print(f"page: {TENSORS} tensors and {VIEWERS} viewers take {100 * share:.1f} % of a core; a tick is shown in {took:.0f} ms")
         assert share < 0.05, share
+        # A device that nobody observes says so in more words.
+        phone = Page(browser.new_page(viewport={"width": 390, "height": 844}))
+        phone.page.goto(device.url)
+        phone.until("#state", "^up")
+        phone.until("#tensors .tools", "of 10,000")
+        wide = phone.page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= 390 and not phone.errors, (wide, phone.errors)
+        phone.page.close()
         shown.picture("many")
         assert not shown.errors, shown.errors
         shown.page.close()

@@ -66,6 +66,7 @@ fn k_and_v_of_the_judged_text_are_saved() {
     let expected = prepared.expected(&job, &Judge::new(&serve.models).unwrap());
     assert!(expected.into_iter().all(|run| run.unwrap().is_ok()));
     let saved = Judge::new(std::slice::from_ref(&path)).unwrap();
+    assert_eq!(prepared.model, "stories260K-bf16");
     let config = prepared.plan.config;
     assert_eq!(saved.names().count(), 2 * config.n_layers);
     for name in saved.names() {

@@ -349,11 +349,12 @@ impl System {
         let last = contexts.last().copied().unwrap_or(1);
         let (words, stored) = self.held(ratios, last);
         let per_word = if words > 0.0 { stored / words } else { 1.0 };
-        // The rate never grows with the context, and what compression gains never shrinks.
+        // The rate never grows with the context, but what compression gains may come and go: weights
+        // alone gain until KV outweighs them.
         let first = |holds: &dyn Fn(u64) -> bool| first(1..MAX_CONTEXT + 1, holds);
         Design {
             spills_at: first(&|context| self.kv_bytes(ratios, context).0 > 0.0),
-            faster_than_plain_from: first(&|context| {
+            faster_than_plain_from: first_seen(&|context| {
                 self.rate(ratios, context) > 1.01 * self.rate(plain, context)
             }),
             longest_at_target: target.and_then(|target| {
@@ -381,6 +382,20 @@ fn first(range: std::ops::Range<u64>, holds: &dyn Fn(u64) -> bool) -> Option<u64
         }
     }
     (low < range.end).then_some(low)
+}
+
+/// The first context for which `holds`, which may not hold for all behind it. It is looked for at
+/// steps of an eighth.
+fn first_seen(holds: &dyn Fn(u64) -> bool) -> Option<u64> {
+    let (mut below, mut at) = (0, 1);
+    while !holds(at) {
+        if at >= MAX_CONTEXT {
+            return None;
+        }
+        below = at;
+        at = (at + (at / 8).max(1)).min(MAX_CONTEXT);
+    }
+    first(below + 1..at + 1, holds)
 }
 
 #[cfg(test)]

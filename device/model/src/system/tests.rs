@@ -22,6 +22,22 @@ fn every_printed_figure_is_reproduced() {
     assert_eq!(checks().len(), 21);
 }
 
+/// Weights that are coded gain until KV that is not outweighs them, with a ceiling in between only.
+#[test]
+fn what_gains_for_a_while_is_found() {
+    let mut system = system("gpt-oss-120b", Accounting::AsPrinted, 0.8);
+    let faster = |system: &System| {
+        let report = system.report(&Ratios::printed(), &[64 << 10], None).unwrap();
+        report.designs[1].faster_than_plain_from
+    };
+    assert_eq!(faster(&system), Some(1));
+    system.server.ceiling = Some(30.0);
+    let from = faster(&system).unwrap();
+    let [plain, gcomp, _] = Ratios::printed();
+    let gain = |context| system.rate(&gcomp, context) / system.rate(&plain, context);
+    assert!(gain(from) > 1.01 && gain(from - 1) <= 1.01 && gain(1 << 30) <= 1.01, "{from}");
+}
+
 #[test]
 fn the_peaks_of_fig_14_are_where_the_paper_has_them() {
     for (ratios, peak) in Ratios::printed().iter().zip([0.592, 0.592, 0.771]) {

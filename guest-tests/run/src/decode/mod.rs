@@ -181,7 +181,13 @@ impl Decode {
             runs: self.runs(text),
         };
         let files = vec![GuestFile::data(TOKENIZER, vocabulary)];
-        let model = judge.note("name").unwrap_or("the model").to_owned();
+        // A checkpoint that says nothing of itself goes by its file's name, if it came alone.
+        let file = || match &serve.models[..] {
+            [model, _cache] => Some(model.file_stem()?.to_string_lossy().into_owned()),
+            _ => None,
+        };
+        let model = judge.note("name").map(str::to_owned).or_else(file);
+        let model = model.unwrap_or_else(|| "the model".to_owned());
         Ok(Prepared { plan, files, tokenizer, model, _folder: folder })
     }
 
