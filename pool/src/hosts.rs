@@ -1,5 +1,5 @@
-//! Pools in a region that hosts share without coherence: Lamina's `--host`. Each host is a node, and
-//! the device is asked to take away the access of one that is taken for dead.
+//! Pools in a region that hosts share without coherence: Lamina's `--host`. Each host is a node,
+//! and the device is asked to take away the access of one that is taken for dead.
 
 use std::path::Path;
 use std::sync::Arc;

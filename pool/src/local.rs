@@ -151,8 +151,8 @@ pub fn holds_something(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// A lock that is given up at once when this goes, also if a process that was forked meanwhile has the
-/// file still.
+/// A lock that is given up at once when this goes, also if a process that was forked meanwhile has
+/// the file still.
 struct Locked<'f> {
     file: &'f File,
     lock: libc::flock,

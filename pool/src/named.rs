@@ -23,8 +23,8 @@ impl Held<'_> {
         self.pin.entry.length
     }
 
-    /// Calls `part` with all its bytes in their order, some KiB at a time. Only if this succeeds they
-    /// were what was stored: the check is of the whole.
+    /// Calls `part` with all its bytes in their order, some KiB at a time. Only if this succeeds
+    /// they were what was stored: the check is of the whole.
     ///
     /// # Errors
     /// [`PoolError::Damaged`], [`PoolError::Fenced`].

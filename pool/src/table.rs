@@ -3,7 +3,8 @@
 //!
 //! A tag is one word, so each change of a slot's state is one store:
 //!
-//! empty → reserved by a writer → ready (a block, an object, or a block with a name) → evicting → empty
+//! empty → reserved by a writer → ready (a block, an object, or a block with a name) → evicting →
+//! empty
 //!
 //! The entry is stored before its tag says so, and never changes while the tag does not. Who reads
 //! pins the slot in a line of its node's, then looks at the tag again. The owner of the place makes

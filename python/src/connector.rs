@@ -1,5 +1,5 @@
-//! A pool behind a queue, as `LMCache` wants its native plug-ins: what is submitted is done by threads
-//! that know nothing of Python, and told by a descriptor that polls readable.
+//! A pool behind a queue, as `LMCache` wants its native plug-ins: what is submitted is done by
+//! threads that know nothing of Python, and told by a descriptor that polls readable.
 
 use std::{
     collections::VecDeque,
@@ -38,7 +38,8 @@ struct Batch {
     work: Work,
     keys: Vec<String>,
     /// Python's, one a key if there are any. They are given back by the thread that drains, which
-    /// may; all others only read the list, and have let go of it before they say that they are done.
+    /// may; all others only read the list, and have let go of it before they say that they are
+    /// done.
     buffers: RwLock<Vec<Bytes>>,
     results: Mutex<Vec<bool>>,
     /// Of the first key that failed.
@@ -251,8 +252,8 @@ impl Connector {
 
 impl Drop for Connector {
     fn drop(&mut self) {
-        // The threads want nothing of Python, so they end whoever has its lock. In a process that was
-        // forked there are none to wait for.
+        // The threads want nothing of Python, so they end whoever has its lock. In a process that
+        // was forked there are none to wait for.
         if self.inner.attached.is_here() {
             let _ = self.end();
         } else {

@@ -1,8 +1,8 @@
 //! `lamina reproduce`: each table and figure of the papers beside what runs here.
 //!
 //! The rules:
-//! * Nothing is written down but the papers' own numbers, which are called quoted. Ours are computed
-//!   when the command runs, by the code that the other commands use.
+//! * Nothing is written down but the papers' own numbers, which are called quoted. Ours are
+//!   computed when the command runs, by the code that the other commands use.
 //! * Each number says how it was had, each section on what, or why there is none.
 //! * What needs a language model comes from a report of `./x run --workload decode`: the decoder
 //!   belongs to the tests, and this program does not.

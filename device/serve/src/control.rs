@@ -485,8 +485,8 @@ impl Control {
     }
 
     /// Takes a host's access to the region away. When this returns, none of its stores reaches the
-    /// device any more, and its loads are poison. Of a host's control, those can be named with which
-    /// it shares the region.
+    /// device any more, and its loads are poison. Of a host's control, those can be named with
+    /// which it shares the region.
     ///
     /// # Errors
     ///

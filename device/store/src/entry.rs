@@ -21,8 +21,8 @@
 //!
 //! A length code is 0 for a plane of zeros, the plane's length for raw, that length + 1 for a plane
 //! of ones, else the coded bytes; it takes just the bits its largest value needs: 8 for fp32, 9 for
-//! 16-bit, 10 for 8-bit formats, 11 for those of 4 bits. An entry of 64 zero bytes is a block of zeros that
-//! was never written.
+//! 16-bit, 10 for 8-bit formats, 11 for those of 4 bits. An entry of 64 zero bytes is a block of
+//! zeros that was never written.
 
 use std::ops::Range;
 

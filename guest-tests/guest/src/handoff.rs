@@ -1,5 +1,5 @@
-//! A prompt's KV cache that one host computes and another goes on with, through a pool in the region
-//! that both share without coherence.
+//! A prompt's KV cache that one host computes and another goes on with, through a pool in the
+//! region that both share without coherence.
 
 use std::path::PathBuf;
 

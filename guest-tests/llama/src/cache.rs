@@ -93,9 +93,9 @@ impl PlainCache {
         all.extend(rows.as_chunks::<2>().0.iter().map(|x| from_bf16(u16::from_le_bytes(*x))));
     }
 
-    /// Every layer's rows.
-    pub fn layers(&self) -> &[History] {
-        &self.layers
+    /// Tokens that all layers have.
+    pub fn tokens(&self) -> usize {
+        self.layers.last().map_or(0, |layer| layer.values.len() / self.row)
     }
 }
 

@@ -42,7 +42,8 @@ impl Decoder {
         }
     }
 
-    /// The same in the middle of a sequence, of whose first `position` tokens the cache has K and V.
+    /// The same in the middle of a sequence, of whose first `position` tokens the cache has K and
+    /// V.
     pub fn resume(config: Config, position: usize) -> Self {
         Self { position, ..Self::new(config) }
     }

@@ -37,8 +37,8 @@ impl Judged {
     }
 }
 
-/// Goes on behind the tokens that `decoder` has taken, which `prompt` begins with, until there are `limit` tokens or as many as the model can take, or the model
-/// chooses one of `ends`.
+/// Goes on behind the tokens that `decoder` has taken, which `prompt` begins with, until there are
+/// `limit` tokens or as many as the model can take, or the model chooses one of `ends`.
 ///
 /// # Errors
 /// When weights or cache cannot be read.

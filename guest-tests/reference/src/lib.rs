@@ -4,9 +4,9 @@
 //! # The rules
 //!
 //! A tensor is its bytes: elements in address order, each little-endian; `int4` elements two to a
-//! byte, low nibble first, and so `fp4_e2m1`. The lowest `M` bits of a float are its mantissa, above
-//! it lie the `E` exponent bits, above them the sign. In all but the two fp6, whose six bits lie in a
-//! byte each, the sign is the uppermost bit. A view is named by its spelling:
+//! byte, low nibble first, and so `fp4_e2m1`. The lowest `M` bits of a float are its mantissa,
+//! above it lie the `E` exponent bits, above them the sign. In all but the two fp6, whose six bits
+//! lie in a byte each, the sign is the uppermost bit. A view is named by its spelling:
 //!
 //! | spelling | of | an element of the view |
 //! |---|---|---|
@@ -35,10 +35,10 @@
 //! given). With t the element whose mantissa bits below the top min(Mt + g, M) are taken as zero,
 //! the result is the target's finite value nearest to t / 2^S (exactly divided), ties to the even
 //! code; so whatever lies beyond the largest finite value, infinity included, becomes that value
-//! with its sign, and −0 stays −0. NaN becomes the target's quiet NaN, its sign kept, or the largest
-//! value with its sign where the target has no NaN. Truncation is literal: a NaN whose fetched mantissa bits are all zero is an infinity by then. These are the
-//! bytes of `np.clip(t / 2**S, -max, max).astype(target)` with `ml_dtypes`, in single precision;
-//! see `golden/`.
+//! with its sign, and −0 stays −0. NaN becomes the target's quiet NaN, its sign kept, or the
+//! largest value with its sign where the target has no NaN. Truncation is literal: a NaN whose
+//! fetched mantissa bits are all zero is an infinity by then. These are the bytes of `np.clip(t /
+//! 2**S, -max, max).astype(target)` with `ml_dtypes`, in single precision; see `golden/`.
 //!
 //! **Spelling** is strict: lower case, numbers without leading zeros or signs (S alone may have a
 //! minus, `-0` not), nothing before, between or behind.

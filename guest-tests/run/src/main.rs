@@ -146,8 +146,8 @@ enum Workload {
     Views,
     /// Runs a language model on the device
     Decode,
-    /// One guest computes a prompt's KV cache, another goes on with it, through a pool in memory that
-    /// is not coherent between them
+    /// One guest computes a prompt's KV cache, another goes on with it, through a pool in memory
+    /// that is not coherent between them
     Handoff,
     /// Uses the base window as memory, by the kernel's own tools, and swaps to it
     Ram,

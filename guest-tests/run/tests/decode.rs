@@ -47,8 +47,8 @@ fn decode() -> Decode {
     }
 }
 
-/// Its own cache, of the text that is judged: what `lamina analyze` reads, a row for each token that
-/// went through the model, whatever the other runs are.
+/// Its own cache, of the text that is judged: what `lamina analyze` reads, a row for each token
+/// that went through the model, whatever the other runs are.
 #[test]
 fn k_and_v_of_the_judged_text_are_saved() {
     let folder = tempfile::tempdir().unwrap();

@@ -141,8 +141,8 @@ impl CxlMem for Mapped {
 
     fn ntstore(&self, at: u64, from: &[u8]) -> Result<(), MemError> {
         inside(at, from.len() as u64, self.bytes())?;
-        // A process's first load maps all pages of the 64 KiB around that the file has, a first store
-        // its own page alone: so the stores of a process that is new here are twice as quick.
+        // A process's first load maps all pages of the 64 KiB around that the file has, a first
+        // store its own page alone: so the stores of a process that is new here are twice as quick.
         if from.len() > WORDS {
             black_box(self.map.word(at / 8 * 8)?.load(Ordering::Relaxed));
         }

@@ -111,8 +111,8 @@ pub(super) fn fp8_to_bf16(
     out: &mut [u8],
 ) {
     let e5m2 = format == Format::Fp8E5m2;
-    // How far the fields move, and what the biases differ by. Subnormals are numbers of the smallest:
-    // as binary32's subnormals they would take a hundred cycles each.
+    // How far the fields move, and what the biases differ by. Subnormals are numbers of the
+    // smallest: as binary32's subnormals they would take a hundred cycles each.
     let (moved, bias, smallest) = if e5m2 { (21, 15, 127 - 16) } else { (20, 7, 127 - 9) };
     let shift = _mm_cvtsi32_si128(moved);
     let rebias = _mm512_set1_epi32((127 - bias) << 23);

@@ -2,8 +2,8 @@
 //!
 //! The words come with every plane outside the view's mask zero; that truncated value is what is
 //! converted. Infinities saturate to the largest finite value like everything else beyond it; NaN
-//! becomes the target's quiet NaN with its sign, as `ml_dtypes` casts it, and the largest value with
-//! its sign where the target has no NaN.
+//! becomes the target's quiet NaN with its sign, as `ml_dtypes` casts it, and the largest value
+//! with its sign where the target has no NaN.
 //!
 //! Every source value is a binary32 value, and so is its product with the scale, exactly, unless it
 //! is so large that it saturates or so small that every target rounds it to zero. So the loops work

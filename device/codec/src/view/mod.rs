@@ -42,8 +42,9 @@ pub enum Kind {
         /// A stream of 1 + rE + rM bits an element rather than the tensor's container.
         packed: bool,
     },
-    /// The value in a standard format, x / 2^scale rounded to nearest even and saturated. Of elements
-    /// of a block-scaled tensor this keeps the scales as they are: the power of two is one for all.
+    /// The value in a standard format, x / 2^scale rounded to nearest even and saturated. Of
+    /// elements of a block-scaled tensor this keeps the scales as they are: the power of two is one
+    /// for all.
     Converted {
         /// The format shown.
         target: Format,

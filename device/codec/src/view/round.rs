@@ -19,8 +19,8 @@ pub(super) fn round(format: Format, mantissa: u32, words: &mut [u8]) {
     }
 }
 
-/// Rounds two fp4 in each byte at none of their one mantissa bit. It is one step below the exponent,
-/// so what has it lies half way between two exponents, and goes to the even one.
+/// Rounds two fp4 in each byte at none of their one mantissa bit. It is one step below the
+/// exponent, so what has it lies half way between two exponents, and goes to the even one.
 fn round4(words: &mut [u8]) {
     for byte in words {
         // Exponent 1 with a mantissa, 1.5, goes up to 2; those of 0 and 2 stay, and 3 is truncated.

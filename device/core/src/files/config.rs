@@ -1,7 +1,7 @@
 //! What a model's configuration says of its numbers, held against what its tensors are.
 //!
-//! Shapes and dtypes say how a tensor is stored ([`scaled`](crate::model::scaled)); the configuration
-//! is only believed where it agrees.
+//! Shapes and dtypes say how a tensor is stored ([`scaled`](crate::model::scaled)); the
+//! configuration is only believed where it agrees.
 
 use serde::Deserialize;
 

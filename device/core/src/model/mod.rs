@@ -22,9 +22,9 @@
 //! | `U8`, `I32` that are part of a [block-scaled](scaled) tensor | what it has there |
 //! | everything else: `BOOL`, `U8` to `U64`, `I16` to `I64`, `F64`, `C64`, the `F6`, the `FNUZ` | `opaque` |
 //!
-//! safetensors' `F8_E4M3` is the format without infinities (`fn`). The `FNUZ` formats (other biases)
-//! have no planes that the device's views could name. `F6_E2M3` and `F6_E3M2` lie four in three
-//! bytes, of which a block has no whole number; the device's fp6 lie in a byte each.
+//! safetensors' `F8_E4M3` is the format without infinities (`fn`). The `FNUZ` formats (other
+//! biases) have no planes that the device's views could name. `F6_E2M3` and `F6_E3M2` lie four in
+//! three bytes, of which a block has no whole number; the device's fp6 lie in a byte each.
 
 pub(crate) mod checkpoint;
 mod error;

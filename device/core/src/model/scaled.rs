@@ -14,7 +14,8 @@
 //! * Elements of four bits lie two to a byte, the first in the low half. So `U8` is `fp4_e2m1`, a
 //!   `U8` of scales is `e8m0`, and `I32` of `qweight` and `qzeros` is `int4`.
 //! * A shape says whether a tensor is what its name says. What it does not fit stays what its dtype
-//!   is, and a remark says why, in one line. A configuration is not asked: it may be of another file.
+//!   is, and a remark says why, in one line. A configuration is not asked: it may be of another
+//!   file.
 //! * The parts of a tensor are in one file.
 
 use std::collections::BTreeMap;

@@ -2,8 +2,8 @@
 //! each, and a router before them.
 //!
 //! A block's bytes stand for it: 64 of them, whatever it takes in the system that is modelled. So
-//! lookups, stores and evictions are those of the pool, and its capacity is in blocks. All who share
-//! a pool use it by one attachment, one after another: what is found does not depend on time.
+//! lookups, stores and evictions are those of the pool, and its capacity is in blocks. All who
+//! share a pool use it by one attachment, one after another: what is found does not depend on time.
 
 use std::collections::HashMap;
 use std::os::fd::AsRawFd;
@@ -32,9 +32,9 @@ pub(super) const MAX_NODES: usize = 64;
 pub(super) enum Routing {
     /// A cache each, and the node with the least to do.
     OwnOblivious,
-    /// A cache each, and the node that was sent most of the prompt before, if that is more than half
-    /// of it; else the node with the least to do. What all prompts begin with says nothing of where
-    /// they belong.
+    /// A cache each, and the node that was sent most of the prompt before, if that is more than
+    /// half of it; else the node with the least to do. What all prompts begin with says nothing of
+    /// where they belong.
     OwnAffine,
     /// One for all, and the node with the least to do.
     Shared,

@@ -23,8 +23,8 @@ use crate::out::print_line;
 /// what it would mean.
 ///
 /// Hits and evictions are measured: the prefix cache of the pool does them, with 64 bytes in place
-/// of each block. Times are *modelled*: a node computes what was not hit, one request after another,
-/// and fetches what was; devices answer in the order in which they are asked.
+/// of each block. Times are *modelled*: a node computes what was not hit, one request after
+/// another, and fetches what was; devices answer in the order in which they are asked.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 TRACE is one of Mooncake's (JSON lines with timestamp, input_length, hash_ids) or Azure's (CSV). Azure's say nothing of what prompts

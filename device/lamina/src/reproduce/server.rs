@@ -188,8 +188,8 @@ pub(super) fn ndp_fig_1(_: &Found) -> Section {
     })
 }
 
-/// CXL-NDP's Fig. 10: Llama 3.1 70B, 80 GB of HBM, a tier of 256 GB, which plain memory fills at 105k
-/// tokens.
+/// CXL-NDP's Fig. 10: Llama 3.1 70B, 80 GB of HBM, a tier of 256 GB, which plain memory fills at
+/// 105k tokens.
 pub(super) fn ndp_fig_10(found: &Found) -> Section {
     const HBM: f64 = 80e9;
     const TIER: f64 = 256e9;

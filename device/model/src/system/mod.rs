@@ -349,8 +349,8 @@ impl System {
         let last = contexts.last().copied().unwrap_or(1);
         let (words, stored) = self.held(ratios, last);
         let per_word = if words > 0.0 { stored / words } else { 1.0 };
-        // The rate never grows with the context, but what compression gains may come and go: weights
-        // alone gain until KV outweighs them.
+        // The rate never grows with the context, but what compression gains may come and go:
+        // weights alone gain until KV outweighs them.
         let first = |holds: &dyn Fn(u64) -> bool| first(1..MAX_CONTEXT + 1, holds);
         Design {
             spills_at: first(&|context| self.kv_bytes(ratios, context).0 > 0.0),

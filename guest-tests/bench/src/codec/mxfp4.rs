@@ -3,7 +3,8 @@
 //!
 //! The rules:
 //! * A block of 32 has the scale that OCP's document gives it: the power of two of its largest
-//!   magnitude, less the 2 of the largest `fp4_e2m1`. Elements are what the view `fp4_e2m1@S` shows.
+//!   magnitude, less the 2 of the largest `fp4_e2m1`. Elements are what the view `fp4_e2m1@S`
+//!   shows.
 //! * To bf16, elements and scales are put together in batches that stay in the second-level cache,
 //!   and held against `memcpy` of as many bytes as come of it.
 

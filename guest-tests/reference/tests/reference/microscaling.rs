@@ -1,6 +1,6 @@
-//! The elements and scales of OCP's Microscaling Formats (MX) 1.0, every code, against the values that
-//! its tables give. `ml_dtypes` calls them `float4_e2m1fn`, `float6_e3m2fn`, `float6_e2m3fn` and
-//! `float8_e8m0fnu`.
+//! The elements and scales of OCP's Microscaling Formats (MX) 1.0, every code, against the values
+//! that its tables give. `ml_dtypes` calls them `float4_e2m1fn`, `float6_e3m2fn`, `float6_e2m3fn`
+//! and `float8_e8m0fnu`.
 
 use lamina_reference::{Format, Scales, expanded};
 

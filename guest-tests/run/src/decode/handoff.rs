@@ -1,5 +1,5 @@
-//! Prefill here, decode there: one host computes a prompt's KV cache, another goes on with it, through
-//! a pool in the region that both share without coherence (seeds/002).
+//! Prefill here, decode there: one host computes a prompt's KV cache, another goes on with it,
+//! through a pool in the region that both share without coherence (seeds/002).
 //!
 //! The text must be that of a single run in ordinary memory, token for token, whatever is left out:
 //! a block that is not what was stored is caught by its check, and computed instead.

@@ -9,8 +9,8 @@ use std::{convert::Infallible, ops::Range, path::Path};
 use anyhow::{Context, Result};
 use lamina_guest::{DecodePlan, DecodeRun, Task};
 use lamina_llama::{
-    Config, Decoder, Element, KvCache, KvMemory, Memory, PagedCache, PlainCache, Policy, Sampler, Slot,
-    Source, Tokenizer, Viewed, Weight, element::to_bf16, judge, write,
+    Cached, Config, Decoder, Element, KvCache, KvMemory, Memory, PagedCache, PlainCache, Policy, Sampler,
+    Slot, Source, Tokenizer, Viewed, Weight, judge, write,
 };
 use lamina_reference::{Format, view_bytes};
 use safetensors::{Dtype, tensor::TensorView};
@@ -47,7 +47,7 @@ pub(super) fn expected(
         let mut cache = PlainCache::new(&plan.config);
         let expected = perform(plan, tokenizer, &run.task, &weights, &mut cache);
         if let Some(path) = save {
-            save_kv(path, &cache, plan.config.kv_dim())
+            save_kv(path, &cache, &plan.config)
                 .with_context(|| format!("cannot write K and V to {}", path.display()))?;
         }
         return Ok(expected);
@@ -58,16 +58,14 @@ pub(super) fn expected(
 }
 
 /// Writes K and V of each layer, tokens by channels in bf16, under the names of the bundled cache.
-fn save_kv(path: &Path, cache: &PlainCache, channels: usize) -> Result<()> {
-    let bytes =
-        |rows: &[f32]| rows.iter().flat_map(|value| to_bf16(*value).to_le_bytes()).collect::<Vec<u8>>();
-    let mut tensors = Vec::new();
-    for (layer, history) in cache.layers().iter().enumerate() {
-        for (side, rows) in [("k", &history.keys), ("v", &history.values)] {
-            let shape = vec![rows.len() / channels, channels];
-            tensors.push((format!("layers.{layer}.seq.0.{side}"), shape, bytes(rows)));
-        }
-    }
+fn save_kv(path: &Path, cache: &PlainCache, config: &Config) -> Result<()> {
+    let tokens = cache.tokens();
+    let tensor = |slot: Slot| {
+        let side = if slot.cached == Cached::Key { "k" } else { "v" };
+        let name = format!("layers.{}.seq.0.{side}", slot.layer);
+        (name, vec![tokens, config.kv_dim()], cache.rows(slot, 0..tokens))
+    };
+    let tensors: Vec<_> = Slot::all(config).into_iter().map(tensor).collect();
     let views = tensors
         .iter()
         .map(|(name, shape, bytes)| Ok((name, TensorView::new(Dtype::BF16, shape.clone(), bytes)?)));

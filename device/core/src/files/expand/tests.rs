@@ -1,5 +1,5 @@
-//! Files at bf16 of small models made here: of GPT-OSS's kind (experts of `…_blocks` and `…_scales`),
-//! NVFP4 and MXFP8. Every byte is held against the reference.
+//! Files at bf16 of small models made here: of GPT-OSS's kind (experts of `…_blocks` and
+//! `…_scales`), NVFP4 and MXFP8. Every byte is held against the reference.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
