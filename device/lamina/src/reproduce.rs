@@ -1,8 +1,8 @@
 //! `lamina reproduce`: each table and figure of the papers beside what runs here.
 //!
 //! The rules:
-//! * Nothing is written down but the papers' own numbers, which are called quoted. Ours are computed
-//!   when the command runs, by the code that the other commands use.
+//! * Nothing is written down but the papers' own numbers, which are called quoted. Ours are
+//!   computed when the command runs, by the code that the other commands use.
 //! * Each number says how it was had, each section on what, or why there is none.
 //! * What needs a language model comes from a report of `./x run --workload decode`: the decoder
 //!   belongs to the tests, and this program does not.
@@ -121,9 +121,27 @@ fn book(found: &Found, begun: Instant) -> Result<Book> {
         ("KV cache", found.caches.as_ref().map_or_else(none, |caches| caches.names.clone())),
         ("decoded by", found.decoded.as_ref().map_or_else(none, |decoded| decoded.model.clone())),
         ("DRAM", found.profile.name.clone()),
-        ("made by", format!("lamina {} in {} s, {cores} cores", env!("CARGO_PKG_VERSION"), begun.elapsed().as_secs())),
-        ("TRACE", "Unlocking Effective CXL Bandwidth via Lossless Compression and Precision Scaling".to_owned()),
-        ("CXL-NDP", "Amplifying Effective CXL Memory Bandwidth for LLM Inference via Transparent Near-Data Processing".to_owned()),
+        (
+            "made by",
+            format!(
+                "lamina {} in {} s, {cores} \
+             cores",
+                env!("CARGO_PKG_VERSION"),
+                begun.elapsed().as_secs()
+            ),
+        ),
+        (
+            "TRACE",
+            "Unlocking Effective CXL Bandwidth via Lossless Compression and Precision \
+             Scaling"
+                .to_owned(),
+        ),
+        (
+            "CXL-NDP",
+            "Amplifying Effective CXL Memory Bandwidth for LLM Inference via Transparent \
+             Near-Data Processing"
+                .to_owned(),
+        ),
     ];
     Ok(Book { facts, sections })
 }

@@ -151,8 +151,8 @@ fn count(number: usize) -> f64 {
     f64::from(u32::try_from(number).unwrap_or(u32::MAX))
 }
 
-/// Values that are written at an axis from `least`, at most 0, to `most`: steps of 1, 2 or 5 times a
-/// power of ten.
+/// Values that are written at an axis from `least`, at most 0, to `most`: steps of 1, 2 or 5 times
+/// a power of ten.
 fn ticks(least: f64, most: f64) -> Vec<f64> {
     let raw = ((most - least) / 5.0).max(f64::MIN_POSITIVE);
     let power = 10_f64.powf(raw.log10().floor());
