@@ -121,9 +121,27 @@ fn book(found: &Found, begun: Instant) -> Result<Book> {
         ("KV cache", found.caches.as_ref().map_or_else(none, |caches| caches.names.clone())),
         ("decoded by", found.decoded.as_ref().map_or_else(none, |decoded| decoded.model.clone())),
         ("DRAM", found.profile.name.clone()),
-        ("made by", format!("lamina {} in {} s, {cores} cores", env!("CARGO_PKG_VERSION"), begun.elapsed().as_secs())),
-        ("TRACE", "Unlocking Effective CXL Bandwidth via Lossless Compression and Precision Scaling".to_owned()),
-        ("CXL-NDP", "Amplifying Effective CXL Memory Bandwidth for LLM Inference via Transparent Near-Data Processing".to_owned()),
+        (
+            "made by",
+            format!(
+                "lamina {} in {} s, {cores} \
+             cores",
+                env!("CARGO_PKG_VERSION"),
+                begun.elapsed().as_secs()
+            ),
+        ),
+        (
+            "TRACE",
+            "Unlocking Effective CXL Bandwidth via Lossless Compression and Precision \
+             Scaling"
+                .to_owned(),
+        ),
+        (
+            "CXL-NDP",
+            "Amplifying Effective CXL Memory Bandwidth for LLM Inference via Transparent \
+             Near-Data Processing"
+                .to_owned(),
+        ),
     ];
     Ok(Book { facts, sections })
 }

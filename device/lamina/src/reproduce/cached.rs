@@ -52,7 +52,8 @@ fn source(caches: Option<&Caches>) -> String {
         || NO_CACHE.to_owned(),
         |caches| {
             format!(
-                "Measured in this run on {}, a cache of {}, all metadata but index entries counted. It is not Llama 3.1 8B's, which \
+                "Measured in this run on {}, a cache of {}, all metadata but index entries counted. \
+                     It is not Llama 3.1 8B's, which \
                  is not at hand, so the paper's two texts stand beside one number.",
                 caches.names, caches.layout
             )
@@ -66,7 +67,18 @@ fn total(report: &Report, codec: &str) -> Option<f64> {
 }
 
 fn beside(what: &str, papers: [f64; 2], how: How, ours: Option<f64>) -> [Row; 2] {
-    let row = |text: &str, paper| Row::new(format!("{what}: {text}"), "×", 2, Some(paper)).ours(how, ours);
+    let row = |text: &str, paper| {
+        Row::new(
+            format!(
+                "{what}: \
+         {text}"
+            ),
+            "×",
+            2,
+            Some(paper),
+        )
+        .ours(how, ours)
+    };
     [row("WikiText", papers[0]), row("BookSum", papers[1])]
 }
 
@@ -86,8 +98,13 @@ fn chart(title: &str, layers: &BTreeMap<u64, Layer>, series: Vec<Series>) -> Cha
 pub(super) fn fig_15(found: &Found) -> Section {
     let caches = found.caches.as_ref();
     let how = if caches.is_some() { How::Measured } else { How::NotRun };
-    let mut section =
-        Section::new(Paper::Trace, "Fig. 15", "Lossless ratios of KV caches, layer by layer", source(caches));
+    let mut section = Section::new(
+        Paper::Trace,
+        "Fig. 15",
+        "Lossless ratios of KV caches, layer by \
+             layer",
+        source(caches),
+    );
     for (what, codec, papers) in PRINTED {
         let ours = caches.and_then(|caches| match what {
             "trace" => total(&caches.report, codec),
@@ -114,7 +131,12 @@ pub(super) fn fig_15(found: &Found) -> Section {
             .into_iter()
             .enumerate()
             .map(|(colour, name)| Series::named(name, colour, Look::Solid, ratios(&of_layers, name)));
-        section = section.chart(chart("Ratio by layer, K and V together", &of_layers, series.collect()));
+        section = section.chart(chart(
+            "Ratio by layer, K and V \
+             together",
+            &of_layers,
+            series.collect(),
+        ));
     }
     section
 }
@@ -146,7 +168,8 @@ pub(super) fn ndp_fig_13(found: &Found) -> Section {
         format!(" Here words by zstd give {words:.2}, and bit-planes without grouping {planes:.2}.")
     });
     section.note(format!(
-        "CXL-NDP says that its 1.21 and 1.33 are of bit-planes without grouping; TRACE, Fig. 15, prints the same two numbers for words by \
+        "CXL-NDP says that its 1.21 and 1.33 are of bit-planes without grouping; TRACE, Fig. 15, \
+             prints the same two numbers for words by \
          zstd.{here}"
     ))
 }

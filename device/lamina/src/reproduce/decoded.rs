@@ -75,9 +75,13 @@ impl Decoded {
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let whole: Whole = serde_json::from_str(&text)
             .with_context(|| format!("{} is no report of ./x run --workload decode", path.display()))?;
-        whole
-            .decode
-            .with_context(|| format!("{} tells of no decoder: run ./x run --workload decode", path.display()))
+        whole.decode.with_context(|| {
+            format!(
+                "{} tells of no decoder: run ./x run --workload \
+                 decode",
+                path.display()
+            )
+        })
     }
 
     /// The judged text in this view and under this policy.
@@ -93,14 +97,16 @@ impl Decoded {
             "A text that it wrote there was NOT what a run in ordinary memory wrote."
         };
         format!(
-            "Measured on {}, {tokens} tokens of a bundled text, its weights and its KV cache on this device (./x run --workload \
+            "Measured on {}, {tokens} tokens of a bundled text, its weights and its KV cache on this \
+                 device (./x run --workload \
              decode). {same} Perplexities are that model's and that text's.",
             self.model
         )
     }
 }
 
-const NOT_RUN: &str = "No decode run was given: ./x reproduce makes one, or give the report.json of ./x run --workload decode with --decode.";
+const NOT_RUN: &str = "No decode run was given: ./x reproduce makes one, or give the report.json of \
+     ./x run --workload decode with --decode.";
 
 /// TRACE, Table II (CXL-NDP, Table I), Llama 3.1 8B on BookSum: policy and perplexity.
 const TABLE_II: [(&str, f64); 5] = [
@@ -162,8 +168,15 @@ pub(super) fn table_ii(found: &Found) -> Section {
     }
     for policy in decoded.policy_perplexity.keys() {
         let fetched = decoded.judged(FULL, policy).and_then(|run| run.kv_moved.of_plain());
-        let row =
-            Row::new(format!("{policy}: fetched of what plain fetches for the KV it reads"), "%", 1, None);
+        let row = Row::new(
+            format!(
+                "{policy}: fetched of what plain fetches for the KV it \
+                 reads"
+            ),
+            "%",
+            1,
+            None,
+        );
         section = section.rows([row.ours(How::Measured, fetched)]);
     }
     let chart = Chart {
@@ -191,8 +204,10 @@ pub(super) fn table_ii(found: &Found) -> Section {
         ],
     };
     section.chart(chart).note(format!(
-        "Pages have {} tokens here. For fp8 and fp4 stand views with their mantissas in the tensor's own container. The same as CXL-NDP, Table I. \
-         What is fetched may be more than plain's: a KV window is fetched whole for the first page of it that is read, and what the \
+        "Pages have {} tokens here. For fp8 and fp4 stand views with their mantissas in the tensor's \
+             own container. The same as CXL-NDP, Table I. \
+         What is fetched may be more than plain's: a KV window is fetched whole for the first page \
+         of it that is read, and what the \
          host's page cache has is fetched by neither.",
         decoded.page_tokens
     ))
@@ -205,14 +220,22 @@ fn planes(view: &str) -> Option<f64> {
 }
 
 /// CXL-NDP, Fig. 4 (TRACE, Fig. 5), OPT-13B on C4.
-const OPT: [(&str, f64); 3] =
-    [("static, 8 bits", 16.39), ("dynamic by head and neuron, 8 bits", 12.70), ("dynamic, 6.4 bits", 13.89)];
+const OPT: [(&str, f64); 3] = [
+    ("static, 8 bits", 16.39),
+    ("dynamic by head and neuron, 8 bits", 12.70),
+    (
+        "dynamic, 6.4 \
+         bits",
+        13.89,
+    ),
+];
 
 /// Fig. 4 of CXL-NDP, which TRACE's Fig. 5 repeats without numbers.
 pub(super) fn ndp_fig_4(found: &Found) -> Section {
     let title = "Perplexity against bits of a weight";
     let rows = OPT.map(|(what, paper)| Row::new(format!("OPT-13B: {what}"), "", 2, Some(paper)));
-    let why = "OPT-13B, and the predictors that give each head and neuron its precision, are not at hand.";
+    let why = "OPT-13B, and the predictors that give each head and neuron its precision, are not at \
+         hand.";
     let Some(decoded) = &found.decoded else {
         return Section::new(Paper::Ndp, "Fig. 4", title, format!("{why} {NOT_RUN}")).rows(rows);
     };
@@ -243,10 +266,10 @@ pub(super) fn ndp_fig_4(found: &Found) -> Section {
         log: false,
         series: vec![Series::new("one view for all weights", 2, Look::Solid, points)],
     };
-    section
-        .chart(chart)
-        .note("TRACE, Fig. 5, is the same comparison, and prints no numbers.")
-        .note("Numbers in bf16 that a GGUF file's few bits stood for take fewer stored bytes than weights that were trained in bf16.")
+    section.chart(chart).note("TRACE, Fig. 5, is the same comparison, and prints no numbers.").note(
+        "Numbers in bf16 that a GGUF file's few bits stood for take fewer stored bytes than \
+             weights that were trained in bf16.",
+    )
 }
 
 #[cfg(test)]

@@ -108,8 +108,10 @@ fn part(some: u64, all: u64) -> f64 {
 
 /// Table III.
 pub(super) fn table_iii(found: &Found) -> Section {
-    let source = "Three devices of this program, one of each mode, were given the same two mebibytes in this run: bf16 values \
-         made up so that each channel keeps to an exponent of its own, once as weights and once as a KV tensor. The codec is zstd.";
+    let source = "Three devices of this program, one of each mode, were given the same two mebibytes \
+         in this run: bf16 values \
+         made up so that each channel keeps to an exponent of its own, once as weights and once as a \
+         KV tensor. The codec is zstd.";
     let mut section = Section::new(Paper::Trace, "Table III", "The three designs", source);
     for Design { name, same_bytes, stored, of_full } in &found.designs {
         let measured = |what: &str, unit, ours| {
@@ -122,8 +124,10 @@ pub(super) fn table_iii(found: &Found) -> Section {
             measured("fetched for view e8m3, of what full takes", "%", 100.0 * of_full),
         ]);
     }
-    section
-        .note("The paper's ticks: one interface for all; a codec in gcomp and trace; KV grouped by channels, and planes fetched as wanted, in trace alone.")
+    section.note(
+        "The paper's ticks: one interface for all; a codec in gcomp and trace; KV grouped by \
+             channels, and planes fetched as wanted, in trace alone.",
+    )
 }
 
 #[cfg(test)]

@@ -15,8 +15,10 @@ fn of_figure<'f>(found: &'f Found, figure: &'f str) -> impl Iterator<Item = &'f 
 
 fn source(found: &Found) -> String {
     format!(
-        "Modelled: uncompressed weights read by the DRAM model ({}), by planes from rows of their own and by words, every command \
-         checked. Currents: {}. The papers' models are not at hand, and need not be: bytes and rows are a matter of sizes.",
+        "Modelled: uncompressed weights read by the DRAM model ({}), by planes from rows of their \
+             own and by words, every command \
+         checked. Currents: {}. The papers' models are not at hand, and need not be: bytes and rows \
+         are a matter of sizes.",
         found.profile.name, found.profile.currents.source
     )
 }
@@ -69,9 +71,17 @@ fn under(beside: &Beside) -> String {
 
 /// Fig. 17.
 pub(super) fn fig_17(found: &Found) -> Section {
-    let source = "Not obtainable: the routers that choose precisions (MoDE), trained on models that are not at hand. The paper draws its mixes \
-         and prints no number of them. Shown is the mix that Fig. 18's saving needs in the DRAM model: half precision for a part of the experts.";
-    let mut section = Section::new(Paper::Trace, "Fig. 17", "Which precisions the weights have", source);
+    let source = "Not obtainable: the routers that choose precisions (MoDE), trained on models that \
+         are not at hand. The paper draws its mixes \
+         and prints no number of them. Shown is the mix that Fig. 18's saving needs in the DRAM \
+         model: half precision for a part of the experts.";
+    let mut section = Section::new(
+        Paper::Trace,
+        "Fig. 17",
+        "Which precisions the weights \
+         have",
+        source,
+    );
     let all: Vec<_> = of_figure(found, "Fig. 18").collect();
     for beside in &all {
         let row = Row::new(
@@ -102,7 +112,16 @@ pub(super) fn fig_17(found: &Found) -> Section {
 fn experts(found: &Found, figure: &'static str, title: &'static str, of: &str) -> Section {
     let all: Vec<_> = of_figure(found, figure).collect();
     let section = Section::new(Paper::Trace, figure, title, source(found))
-        .rows(all.iter().map(|beside| percent(format!("{}, at {} bits", beside.what, beside.bits), beside)))
+        .rows(all.iter().map(|beside| {
+            percent(
+                format!(
+                    "{}, at {} \
+             bits",
+                    beside.what, beside.bits
+                ),
+                beside,
+            )
+        }))
         .chart(saved(of, all.iter().map(|beside| under(beside)).collect(), &all));
     with_reasons(section, all.into_iter())
 }
@@ -114,8 +133,10 @@ pub(super) fn fig_18(found: &Found) -> Section {
 
 /// Fig. 19.
 pub(super) fn fig_19(found: &Found) -> Section {
-    experts(found, "Fig. 19", "Load latency by experts", "Load time that planes save")
-        .note("The paper's milliseconds are not ours to have: it does not say how many modules read how many weights.")
+    experts(found, "Fig. 19", "Load latency by experts", "Load time that planes save").note(
+        "The paper's milliseconds are not ours to have: it does not say how many modules read \
+             how many weights.",
+    )
 }
 
 /// Names of both ways of each work: `B 1.6` by words, `T 1.6` by planes.
@@ -130,7 +151,13 @@ fn costs(all: &[&Beside], of: impl Fn(&Cost) -> f64) -> Vec<Option<f64>> {
 
 /// Fig. 20.
 pub(super) fn fig_20(found: &Found) -> Section {
-    let mut section = Section::new(Paper::Trace, "Fig. 20", "Energy of one load of OPT-30B", source(found));
+    let mut section = Section::new(
+        Paper::Trace,
+        "Fig. 20",
+        "Energy of one load of \
+         OPT-30B",
+        source(found),
+    );
     let all: Vec<_> = of_figure(found, "Fig. 21").collect();
     let best = all.iter().map(|beside| 100.0 * beside.ours).reduce(f64::max);
     section.rows.push(Row::new("most that planes save", "%", 1, Some(40.3)).ours(How::Modelled, best));
@@ -144,7 +171,16 @@ pub(super) fn fig_20(found: &Found) -> Section {
         let all: Vec<_> = all.iter().copied().filter(|beside| beside.what.contains(what)).collect();
         for beside in &all {
             for (way, cost) in [("words", &beside.fetched.words), ("planes", &beside.fetched.planes)] {
-                let row = Row::new(format!("{what} at {:.1} bits, by {way}", beside.bits), "J", 2, None);
+                let row = Row::new(
+                    format!(
+                        "{what} at {:.1} bits, by \
+                     {way}",
+                        beside.bits
+                    ),
+                    "J",
+                    2,
+                    None,
+                );
                 section.rows.push(row.ours(How::Modelled, Some(joules(cost.pj()))));
             }
         }
@@ -159,13 +195,21 @@ pub(super) fn fig_20(found: &Found) -> Section {
             series: vec![Series::named("activations and reads", 2, Look::Solid, values)],
         });
     }
-    section.note("30e9 weights. The paper prints one number, 40.3 %, and Fig. 21's are 40.4 and 40.9 %.")
+    section.note(
+        "30e9 weights. The paper prints one number, 40.3 %, and Fig. 21's are 40.4 and 40.9 \
+         %.",
+    )
 }
 
 /// Fig. 21.
 pub(super) fn fig_21(found: &Found) -> Section {
-    let mut section =
-        Section::new(Paper::Trace, "Fig. 21", "Energy of a weight, by head and by neuron", source(found));
+    let mut section = Section::new(
+        Paper::Trace,
+        "Fig. 21",
+        "Energy of a weight, by head and by \
+             neuron",
+        source(found),
+    );
     let all: Vec<_> = of_figure(found, "Fig. 21").collect();
     for (what, title) in [("heads", "Heads"), ("neurons", "Neurons")] {
         let all: Vec<_> = all.iter().copied().filter(|beside| beside.what.contains(what)).collect();
@@ -191,20 +235,28 @@ pub(super) fn fig_21(found: &Found) -> Section {
             ],
         });
     }
-    with_reasons(section, all.into_iter())
-        .note("Picojoules differ because currents do: the paper names neither its die nor its currents.")
+    with_reasons(section, all.into_iter()).note(
+        "Picojoules differ because currents do: the paper names neither its die nor its \
+             currents.",
+    )
 }
 
 /// CXL-NDP's Fig. 20.
 pub(super) fn ndp_fig_20(found: &Found) -> Section {
     let all: Vec<_> = of_figure(found, "CXL-NDP Fig. 20").collect();
     let name = |beside: &&Beside| format!("{} {:.1}", beside.what.replace("OPT 30B ", ""), beside.bits);
-    let section =
-        Section::new(Paper::Ndp, "Fig. 20", "Load latency of OPT-30B, by head and by neuron", source(found))
-            .rows(all.iter().map(|beside| {
-                percent(format!("{} at {:.1} bits: time saved", beside.what, beside.bits), beside)
-            }))
-            .chart(saved("Load time that planes save", all.iter().map(name).collect(), &all));
+    let section = Section::new(
+        Paper::Ndp,
+        "Fig. 20",
+        "Load latency of OPT-30B, by head and by \
+             neuron",
+        source(found),
+    )
+    .rows(
+        all.iter()
+            .map(|beside| percent(format!("{} at {:.1} bits: time saved", beside.what, beside.bits), beside)),
+    )
+    .chart(saved("Load time that planes save", all.iter().map(name).collect(), &all));
     with_reasons(section, all.into_iter())
         .note("CXL-NDP's Figs. 15 to 19 are TRACE's 17 to 21, with the same numbers.")
 }

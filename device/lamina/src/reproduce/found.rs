@@ -80,7 +80,11 @@ impl Found {
             let options = AnalyzeOptions { kv: Some(layout), ..AnalyzeOptions::default() };
             let report = step("coding the KV cache by windows", || analysed(&cache_files, &options))?;
             let options = AnalyzeOptions { codecs: vec![Codec::Lz4, Codec::Zstd], kv: None };
-            let planes = step("coding the KV cache by planes only", || analysed(&cache_files, &options))?;
+            let planes = step(
+                "coding the KV cache by planes \
+                 only",
+                || analysed(&cache_files, &options),
+            )?;
             Ok::<_, anyhow::Error>(Caches { names: names(&caches), layout, report, planes })
         });
         Ok(Self {
@@ -168,7 +172,8 @@ fn layout(given: Option<KvLayout>, files: &[ModelFile]) -> Result<KvLayout> {
             Ok(KvLayout { channels: row, window: KV_WINDOW, stride: None, paged: None })
         }
         _ => bail!(
-            "the tensors of {} do not tell the layout of a KV cache: say it with --kv CHANNELS[,WINDOW]",
+            "the tensors of {} do not tell the layout of a KV cache: say it with --kv \
+                 CHANNELS[,WINDOW]",
             files.first().map_or(Path::new("the cache"), ModelFile::path).display()
         ),
     }

@@ -65,11 +65,37 @@ pub(super) fn table_i(found: &Found) -> Section {
                 .iter()
                 .fold([f64::MAX, 0.0_f64], |[low, high], paper| [low.min(*paper), high.max(*paper)]);
             section = section.rows([
-                Row::new(format!("{side}, {codec}: the paper's least"), "%", 1, Some(low)).ours(how, ours),
-                Row::new(format!("{side}, {codec}: the paper's most"), "%", 1, Some(high)).ours(how, ours),
+                Row::new(
+                    format!(
+                        "{side}, {codec}: the paper's \
+                     least"
+                    ),
+                    "%",
+                    1,
+                    Some(low),
+                )
+                .ours(how, ours),
+                Row::new(
+                    format!(
+                        "{side}, {codec}: the paper's \
+                     most"
+                    ),
+                    "%",
+                    1,
+                    Some(high),
+                )
+                .ours(how, ours),
             ]);
             let values = papers.into_iter().map(Some).chain([ours]);
-            series.push(Series::named(format!("{side}, {codec}"), series.len() + 1, Look::Solid, values));
+            series.push(Series::named(
+                format!(
+                    "{side}, \
+                 {codec}"
+                ),
+                series.len() + 1,
+                Look::Solid,
+                values,
+            ));
         }
     }
     let chart = Chart {
@@ -81,10 +107,10 @@ pub(super) fn table_i(found: &Found) -> Section {
         log: false,
         series,
     };
-    section
-        .chart(chart)
-        .note("CXL-NDP, Table II, has the same numbers.")
-        .note("The paper's Fig. 15 has zstd save 24.8 % (1.33) of the KV of Llama 3.1 8B on BookSum as words; this table says 6.5 %. It does not say what differs.")
+    section.chart(chart).note("CXL-NDP, Table II, has the same numbers.").note(
+        "The paper's Fig. 15 has zstd save 24.8 % (1.33) of the KV of Llama 3.1 8B on BookSum \
+             as words; this table says 6.5 %. It does not say what differs.",
+    )
 }
 
 /// Table IV.
@@ -119,7 +145,16 @@ pub(super) fn table_iv(found: &Found) -> Section {
         let limit = figures[number].and_then(|figures| figures.entropy_limit);
         section = section.rows([
             Row::new(format!("{precision}, this device's plane tree"), "×", 3, None).ours(how, tree),
-            Row::new(format!("{precision}, limit by the exponent's entropy"), "×", 3, None).ours(how, limit),
+            Row::new(
+                format!(
+                    "{precision}, limit by the exponent's \
+                 entropy"
+                ),
+                "×",
+                3,
+                None,
+            )
+            .ours(how, limit),
         ]);
     }
     let across = ["bf16", "fp8", "int4"].map(str::to_owned).to_vec();
@@ -149,7 +184,10 @@ pub(super) fn table_iv(found: &Found) -> Section {
     };
     section
         .chart(chart)
-        .note("fp8 and int4 are rounded from the same weights here (fp8 by a power of two, int4 symmetric in groups of 128), where the paper has AutoFP8 and GPTQ.")
+        .note(
+            "fp8 and int4 are rounded from the same weights here (fp8 by a power of two, int4 \
+             symmetric in groups of 128), where the paper has AutoFP8 and GPTQ.",
+        )
         .note("CXL-NDP, Table IV, has the same numbers.")
 }
 
@@ -208,6 +246,7 @@ pub(super) fn fig_16(found: &Found) -> Section {
         }
     }
     section.note(
-        "A byte that several planes share is charged to them in equal parts. A plane of which nothing is stored is drawn as 1024. The same as CXL-NDP, Fig. 14.",
+        "A byte that several planes share is charged to them in equal parts. A plane of which \
+             nothing is stored is drawn as 1024. The same as CXL-NDP, Fig. 14.",
     )
 }

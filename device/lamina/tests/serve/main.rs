@@ -25,6 +25,7 @@ mod hosts;
 mod interleave;
 mod ivshmem;
 mod memory;
+mod modelled;
 mod mount;
 mod older_holder;
 mod packaging;
