@@ -10,6 +10,7 @@ pub mod daemon;
 pub mod decode;
 pub mod disks;
 mod figures;
+pub mod handoff;
 pub mod job;
 pub mod judge;
 mod on_host;

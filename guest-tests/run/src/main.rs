@@ -18,8 +18,8 @@ use lamina_run::{
     decode::{
         Compared, Decode,
         gguf::{self, Converted},
-        handoff::Handoff,
     },
+    handoff::Handoff,
     job::{Job, On, Step},
     log_to_stderr,
     ram::{self, Ram},

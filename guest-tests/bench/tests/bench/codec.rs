@@ -30,7 +30,9 @@ fn a_script_gets_json_in_which_the_bundled_weights_shrink() {
     let output = bench(&["--json"]);
     assert!(output.status.success(), "{output:?}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let [table] = report["tables"].as_array().unwrap().as_slice() else { panic!("{report}") };
+    let [table, mxfp4] = report["tables"].as_array().unwrap().as_slice() else { panic!("{report}") };
+    assert_eq!(mxfp4["format"], "fp4_e2m1");
+    assert!(mxfp4["expanded"]["gbs"].as_f64() > Some(0.0) && table["expanded"].is_null(), "{report}");
     assert_eq!(
         (table["file"].as_str(), table["format"].as_str()),
         (Some("stories260K-bf16.safetensors"), Some("bf16"))
@@ -63,8 +65,10 @@ fn by_default_the_bundled_weights_and_each_side_of_the_cache_have_a_table_and_no
     let output = without_peers(&["--json"]);
     assert!(output.status.success(), "{output:?}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let [weights, keys, values] = report["tables"].as_array().unwrap().as_slice() else { panic!("{report}") };
-    assert_eq!(weights["cache"], Value::Null);
+    let [weights, mxfp4, keys, values] = report["tables"].as_array().unwrap().as_slice() else {
+        panic!("{report}")
+    };
+    assert_eq!((&weights["cache"], &mxfp4["cache"]), (&Value::Null, &Value::Null));
     assert_eq!((&keys["cache"]["side"], &values["cache"]["side"]), (&"k".into(), &"v".into()));
     for table in [keys, values] {
         assert_eq!(table["file"], "stories260K-kv-bf16.safetensors");

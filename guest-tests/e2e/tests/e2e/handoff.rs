@@ -8,7 +8,7 @@ use std::time::Duration;
 use lamina_guest::Omit;
 use lamina_run::{
     bundled, bundled_file,
-    decode::handoff::{Handoff, HandoffReport},
+    handoff::{Handoff, HandoffReport},
     job::On,
 };
 

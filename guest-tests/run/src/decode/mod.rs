@@ -8,7 +8,6 @@
 //! with a row for each token the model can take.
 
 pub mod gguf;
-pub mod handoff;
 mod reference;
 pub mod report;
 
@@ -27,14 +26,14 @@ use serde_json::json;
 
 use crate::{daemon::Serve, judge::Judge};
 
-use reference::expected;
+pub(crate) use reference::expected;
 
 pub use reference::Expected;
 
 /// What the cache's tensors are named after.
 const CACHE: &str = "sequence";
 /// Where the guest has the vocabulary.
-const TOKENIZER: &str = "/tokenizer.bin";
+pub(crate) const TOKENIZER: &str = "/tokenizer.bin";
 /// Bytes that the device codes, and the host fetches, as a whole.
 const BLOCK: usize = 4096;
 /// Most tokens that a KV window may have.
@@ -221,7 +220,7 @@ impl Decode {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>> {
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
@@ -234,7 +233,7 @@ fn read_text(path: &Path, tokenizer: &Tokenizer) -> Result<String> {
 }
 
 /// Whether the models have all tensors of this shape, in bf16.
-fn has_weights(judge: &Judge, config: &Config) -> Result<()> {
+pub(crate) fn has_weights(judge: &Judge, config: &Config) -> Result<()> {
     for weight in Weight::all(config) {
         let name = weight.name();
         let (rows, columns) = weight.shape(config);

@@ -31,7 +31,7 @@ pub struct Expected {
 ///
 /// # Errors
 /// When a model file cannot be read, a view is none, or the file cannot be written.
-pub(super) fn expected(
+pub(crate) fn expected(
     judge: &Judge,
     plan: &DecodePlan,
     tokenizer: &Tokenizer,

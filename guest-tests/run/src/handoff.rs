@@ -13,9 +13,9 @@ use lamina_llama::{Config, Policy, Tokenizer, policy::FULL};
 use lamina_qemu::GuestFile;
 use serde::Serialize;
 
-use super::{TOKENIZER, has_weights, read, reference::expected};
 use crate::{
     daemon::{Ready, SharedDaemon},
+    decode::{TOKENIZER, expected, has_weights, read},
     job::{On, Step},
     judge::Judge,
     visit::Visit,
