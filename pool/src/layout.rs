@@ -24,7 +24,8 @@ use crate::error::PoolError;
 use crate::mem::{LINE, Lines};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"LAMIPOOL");
-const VERSION: u64 = 1;
+/// 2: slots may hold named blocks, of which programs of version 1 know nothing.
+const VERSION: u64 = 2;
 pub(crate) const SUPERBLOCK: u64 = 2 * LINE;
 /// Slots of a group.
 pub(crate) const SLOTS: u64 = 8;

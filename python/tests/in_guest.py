@@ -66,4 +66,5 @@ def main():
     print("tensors", tensors)
 
 
-main()
+if __name__ == "__main__":
+    main()

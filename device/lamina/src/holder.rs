@@ -123,15 +123,6 @@ impl Holder {
         oom::spare();
         let Opened { image, path: image_path, mut new, plan } = Opened::new(args, partition_table)?;
         PrivateDir::make(&args.run_dir)?;
-        // Hosts of a device that was here before are gone, whatever was revoked.
-        for mark in plan.revoked_marks(&args.run_dir) {
-            match fs::remove_file(&mark) {
-                Err(why) if why.kind() != io::ErrorKind::NotFound => {
-                    return Err(why).with_context(|| mark.display().to_string());
-                }
-                _ => {}
-            }
-        }
         let mut held = Held {
             image,
             image_path,
@@ -146,6 +137,16 @@ impl Holder {
         }
         let point = mount.map(|mount| MountPoint::prepare(&mount)).transpose()?;
         let socket = Listening::at(&args.run_dir.join(SOCKET))?;
+        // The folder is this device's. Hosts of one that was here before are gone, whatever was
+        // revoked.
+        for mark in plan.revoked_marks(&args.run_dir) {
+            match fs::remove_file(&mark) {
+                Err(why) if why.kind() != io::ErrorKind::NotFound => {
+                    return Err(why).with_context(|| mark.display().to_string());
+                }
+                _ => {}
+            }
+        }
         let state = Arc::clone(&stop.0);
         let worker = Worker::start(&held, &state, true, 0, false)?;
         let failed = match worker.word()? {

@@ -218,17 +218,14 @@ impl Coherence {
     }
 
     /// Takes a host's access to the region away: see [`super::host_cache`]. When this returns, none
-    /// of its stores reaches the device any more, and its loads are poison. Sleeps like
-    /// [`Self::flush`]. Those who are coherent have nothing that could be taken.
+    /// of its stores reaches the device any more. Its loads are poison after [`Self::drop_all`].
+    /// Those who are coherent have nothing that could be taken.
     ///
     /// # Errors
     ///
-    /// When the next process could not be told, and nothing is revoked; or when the mount is going
-    /// away, and the host may load what its page cache holds still.
+    /// When the next process could not be told; then nothing is revoked.
     pub(super) fn revoke(&self) -> Result<(), ServeError> {
-        let Some(cache) = &self.cache else { return Ok(()) };
-        cache.revoke().map_err(ServeError::Revoke)?;
-        self.drop_all()
+        self.cache.as_ref().map_or(Ok(()), |cache| cache.revoke().map_err(ServeError::Revoke))
     }
 
     /// Gives a host its access back, as if it had been started anew.
@@ -241,10 +238,23 @@ impl Coherence {
         cache.admit(|| self.drop_all())
     }
 
-    /// Has the page cache drop all of a host's pages.
-    fn drop_all(&self) -> Result<(), ServeError> {
-        self.drop_pages(once(0..self.partition.base_bytes()), true)?;
-        self.views_changed(once(0..self.partition.views_bytes()))
+    /// Has the page cache drop all pages of a host that was revoked. Sleeps like [`Self::flush`].
+    ///
+    /// # Errors
+    ///
+    /// When the mount is going away, or a page could not be written back; all are dropped still.
+    pub(super) fn drop_all(&self) -> Result<(), ServeError> {
+        let Some(cache) = &self.cache else { return Ok(()) };
+        let whole = std::slice::from_ref(&(0..self.partition.base_bytes())).to_vec();
+        cache.dropping(&whole);
+        // First, as in `drop_leaving`. What comes of it is refused by the cache.
+        let written_back = on(&self.flusher, |base, done| base.write_back(whole.clone(), done));
+        self.base.queue(whole.iter().cloned());
+        let views = self.views_changed(once(0..self.partition.views_bytes()));
+        let drained = self.drain();
+        cache.dropped(&whole);
+        written_back.map_err(|source| ServeError::Flush { offset: 0, length: 0, source })?;
+        views.and(drained)
     }
 
     /// Has the page cache and the host's own drop the base pages that `ranges` touch: how many

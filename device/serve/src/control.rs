@@ -47,6 +47,8 @@ pub struct Control {
     models: Arc<OnceLock<Arc<Models>>>,
     files: Arc<OnceLock<Arc<Files>>>,
     no_files: Arc<OnceLock<String>>,
+    /// Held while a host's access is taken away.
+    revoking: Arc<Mutex<()>>,
 }
 
 /// Why something asked was not done.
@@ -151,6 +153,7 @@ impl Control {
             models: Arc::default(),
             files: Arc::default(),
             no_files: Arc::default(),
+            revoking: Arc::default(),
         }
     }
 
@@ -443,7 +446,8 @@ impl Control {
             Some((partition, _)) => partition.flush(range.start - partition.base().start, length)?,
             None => self.device.flush(range.start, length)?,
         }
-        Ok(())
+        // What a host whose access went meanwhile had stored was dropped, and not flushed.
+        self.may_ask()
     }
 
     /// Drops what a host holds of `length` bytes of the base window, to its end if not given: see
@@ -458,7 +462,7 @@ impl Control {
         for (export, part) in self.exports_over(&range) {
             export.coherence().invalidate(part.start, part.end - part.start)?;
         }
-        Ok(())
+        self.may_ask()
     }
 
     /// Drops base bytes: they read as zero afterwards. A host that holds some of them keeps what it
@@ -484,7 +488,8 @@ impl Control {
         Ok(())
     }
 
-    /// Takes a host's access to the region away. When this returns, none of its stores reaches the
+    /// Takes a host's access to the region away. What it asked before may still be done, but no
+    /// flush of it succeeds any more. When this returns, none of its stores reaches the
     /// device any more, and its loads are poison. Of a host's control, those can be named with
     /// which it shares the region.
     ///
@@ -492,9 +497,14 @@ impl Control {
     ///
     /// When there is no such host, the asking one's access was revoked, or the mount is going away.
     pub fn revoke(&self, host: &str) -> Result<(), ControlError> {
-        self.may_ask()?;
         let export = self.host(host)?;
-        export.coherence().revoke()?;
+        {
+            // Of two hosts that revoke each other one is first, and the other has no say any more.
+            let _one_by_one = self.revoking.lock().unwrap_or_else(PoisonError::into_inner);
+            self.may_ask()?;
+            export.coherence().revoke()?;
+        }
+        export.coherence().drop_all()?;
         tracing::warn!(host, by = self.place().map(Place::name), "a host's access is revoked");
         Ok(())
     }

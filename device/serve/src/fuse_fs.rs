@@ -241,7 +241,7 @@ impl FileReadWriteVolatile for Transfer<'_> {
         let read = match (which, export.cache()) {
             (ExportFile::Base, None) => export.partition().read_base(offset, out),
             (ExportFile::Base, Some(cache)) => cache.read(offset, out),
-            (ExportFile::Views, Some(cache)) if cache.is_revoked() => {
+            (ExportFile::Views, Some(cache)) if cache.is_poison() => {
                 out.fill(PATTERN);
                 Ok(())
             }

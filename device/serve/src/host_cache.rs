@@ -298,17 +298,22 @@ impl HostCache {
             return Ok(());
         }
         self.access.begin_return();
-        if let Err(why) = drop_all() {
-            self.access.revoke().map_err(ServeError::Revoke)?;
+        let granted = drop_all().and_then(|()| self.access.grant().map_err(ServeError::Revoke));
+        if granted.is_err() {
+            self.access.end_return();
             self.forget();
-            return Err(why);
         }
-        self.access.grant().map_err(ServeError::Revoke)
+        granted
     }
 
     /// Whether the host's access was revoked, and is not given back yet.
     pub fn is_revoked(&self) -> bool {
         self.access.state() != State::Granted
+    }
+
+    /// Whether what the host loads is poison.
+    pub(super) fn is_poison(&self) -> bool {
+        self.access.state() == State::Revoked
     }
 
     /// Merges the lines that `range` touches into the device, where the host stored into them, and

@@ -14,6 +14,9 @@ pub(super) const BLOCK_TOKENS: u64 = 512;
 /// Tokens that a prompt may have.
 const MAX_TOKENS: u64 = 100_000_000;
 
+/// Blocks that the prompts of a trace of lengths may have in all.
+const MAX_BLOCKS: u64 = 32 << 20;
+
 /// A request.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Request {
@@ -123,6 +126,10 @@ fn of_azure(line: &str, next: &mut u64) -> Result<Request> {
     let tokens: u64 = tokens.parse().with_context(|| format!("{tokens:?} is no number of tokens"))?;
     let first = *next;
     *next += tokens.min(MAX_TOKENS).div_ceil(BLOCK_TOKENS);
+    ensure!(
+        *next <= MAX_BLOCKS,
+        "the prompts up to here have {next} blocks; {MAX_BLOCKS} are the most: give --requests"
+    );
     let arrival = (time - PrimitiveDateTime::new(time::Date::MIN, time::Time::MIDNIGHT)).as_seconds_f64();
     Ok(Request { arrival, tokens, blocks: (first..*next).collect() })
 }
@@ -168,6 +175,12 @@ mod tests {
         assert!(azure("yesterday,1,1").contains("\"yesterday\" is no time"));
         assert!(azure("2023-11-16 18:17:03.9,-1,1").contains("\"-1\" is no number"));
         assert!(azure("2023-11-16 18:17:03.9,1").contains("three fields"));
+        let long = "2023-11-16 18:17:03.9,100000000,1\n".repeat(200);
+        assert!(
+            azure(&long).contains("line 173") && azure(&long).contains("give --requests"),
+            "{}",
+            azure(&long)
+        );
         assert!(azure("2023-11-16 18:17:03.9,900000000000,1").contains("are the most"));
         assert!(azure("").contains("no request"));
         let most = parse("{\"timestamp\":0,\"input_length\":1,\"hash_ids\":[0]}\nno JSON", 1);

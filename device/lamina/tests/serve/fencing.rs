@@ -1,8 +1,8 @@
 //! Hosts whose access to the region they share is taken away: what they store reaches nobody, and a
 //! pool goes on without them.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -106,17 +106,20 @@ fn nothing_follows_a_revocation_whatever_was_under_way() {
         let rig = Rig::new(2, &[]);
         let mut other = rig.host(1);
         for round in 0..10_u64 {
-            let stop = AtomicBool::new(false);
+            let (stop, flushed) = (AtomicBool::new(false), Mutex::new(None));
             thread::scope(|scope| {
-                let (rig, stop) = (&rig, &stop);
+                let (rig, stop, flushed) = (&rig, &stop, &flushed);
                 scope.spawn(move || {
                     let mut one = rig.host(0);
                     for step in 0.. {
                         if stop.load(Ordering::Relaxed) {
                             break;
                         }
-                        one.store(step % 64 * 4096, &noise(round << 32 | step as u64, 4096));
-                        one.ctl.ask(&json!({ "op": "flush" }));
+                        let (at, bytes) = (step % 64 * 4096, noise(round << 32 | step as u64, 4096));
+                        one.store(at, &bytes);
+                        if one.ctl.ask(&json!({ "op": "flush" }))["ok"] == true {
+                            *flushed.lock().unwrap() = Some((at, bytes));
+                        }
                     }
                 });
                 thread::sleep(Duration::from_millis(3 * round));
@@ -128,6 +131,10 @@ fn nothing_follows_a_revocation_whatever_was_under_way() {
                 assert!(other.load(0, 64 * 4096) == then, "round {round}");
                 stop.store(true, Ordering::Relaxed);
             });
+            // What was said to be flushed is there.
+            if let Some((at, bytes)) = flushed.into_inner().unwrap() {
+                assert!(other.load(at, 4096) == bytes, "round {round}: at {at}");
+            }
             admit(&rig, "h0");
         }
     });

@@ -66,17 +66,21 @@ impl Access {
         self.set(State::Returning);
     }
 
+    /// Gives up giving it back. The mark is there still.
+    pub(super) fn end_return(&self) {
+        self.set(State::Revoked);
+    }
+
     /// Gives it back, after [`Self::begin_return`].
     ///
     /// # Errors
     ///
-    /// When the mark cannot be removed; it is revoked then.
+    /// When the mark cannot be removed; it is not given back then.
     pub(super) fn grant(&self) -> io::Result<()> {
         if let Some(mark) = &self.mark
             && let Err(why) = fs::remove_file(mark)
             && why.kind() != io::ErrorKind::NotFound
         {
-            self.set(State::Revoked);
             return Err(why);
         }
         self.set(State::Granted);

@@ -346,3 +346,25 @@ fn the_next_process_finds_a_host_as_the_last_one_left_it() {
     let host = HostCache::new(Partition::named(&device, "").unwrap(), BASE as u64).marked_by(Some(gone));
     assert!(host.revoke().is_err() && !host.is_revoked());
 }
+
+#[test]
+fn a_host_stays_revoked_while_its_mark_cannot_be_removed() {
+    let (device, _) = hosts(0);
+    let folder = tempfile::tempdir().unwrap();
+    let mark = folder.path().join("revoked-h");
+    let host =
+        HostCache::new(Partition::named(&device, "").unwrap(), BASE as u64).marked_by(Some(mark.clone()));
+    host.revoke().unwrap();
+    // A folder in its place cannot be removed as a file.
+    std::fs::remove_file(&mark).unwrap();
+    std::fs::create_dir(&mark).unwrap();
+    let failed = host.admit(|| {
+        assert_eq!(seen(&host, 0, PAGE), [0; PAGE]);
+        host.write(0, &[1; PAGE]).unwrap();
+        Ok(())
+    });
+    assert!(matches!(failed, Err(ServeError::Revoke(_))), "{failed:?}");
+    host.write(0, &[2; PAGE]).unwrap();
+    flush(&host, 0..BASE as u64);
+    assert_eq!((seen(&host, 0, PAGE), on(&device, 0, PAGE)), (vec![PATTERN; PAGE], vec![0; PAGE]));
+}
