@@ -69,8 +69,8 @@ impl Batch {
     }
 
     fn run(&self, attached: &Attached, index: usize) {
-        // For a batch that lost a key to a panic LMCache would wait for ever. The batch itself is whole
-        // after one: its results are written only here.
+        // For a batch that lost a key to a panic LMCache would wait for ever. The batch itself is
+        // whole after one: its results are written only here.
         let done = catch_unwind(AssertUnwindSafe(|| {
             attached.pool().and_then(|pool| self.one(&pool, index)).map_err(|why| why.to_string())
         }));
@@ -141,8 +141,8 @@ impl Connector {
         if matches!(work, Work::Set | Work::Get) && keys.len() != buffers.len() {
             return Err(PyValueError::new_err(format!("{} keys and {} buffers", keys.len(), buffers.len())));
         }
-        // In another process than the threads' nothing would ever be done, and one of them may have had
-        // the queue's lock when that was forked.
+        // In another process than the threads' nothing would ever be done, and one of them may have
+        // had the queue's lock when that was forked.
         self.inner.attached.here()?;
         let (id, count) = (self.next.fetch_add(1, Ordering::Relaxed), keys.len());
         let batch = Arc::new(Batch {
@@ -263,9 +263,9 @@ impl Connector {
 
 impl Drop for Connector {
     fn drop(&mut self) {
-        // The threads want nothing of Python, but may wait for a thread that does. While Python shuts
-        // down its lock is not given up: then none of its threads runs. In a process that was forked
-        // there is nothing to wait for.
+        // The threads want nothing of Python, but may wait for a thread that does. While Python
+        // shuts down its lock is not given up: then none of its threads runs. In a process that was
+        // forked there is nothing to wait for.
         if self.inner.attached.is_here() {
             let ended = Python::try_attach(|py| py.detach(|| self.end()));
             let _ = ended.unwrap_or_else(|| self.end());

@@ -71,15 +71,15 @@ impl From<Refused> for PyErr {
 
 /// A pool that this process is a node of, until it leaves.
 ///
-/// Its methods wait for other threads, which may want Python's lock to end what they are at: so who
-/// has that lock gives it up first.
+/// Its methods wait for other threads, which may want Python's lock to end what they are at: so
+/// who has that lock gives it up first.
 pub(crate) struct Attached {
     node: RwLock<Option<Node>>,
     process: u32,
     /// Forks under way: until they are done no thread begins anything.
     forks: AtomicUsize,
-    /// What threads are at. A thread that a fork has not would keep what it has of the pool for ever
-    /// in there, the lock that says that this process lives among it.
+    /// What threads are at. A fork has none of them, but would have for ever what they had of the
+    /// pool, with the lock that says that this process lives.
     inside: AtomicUsize,
 }
 
@@ -206,6 +206,10 @@ impl Attached {
             return Ok(());
         }
         let _inside = self.enter();
+        self.leave_now()
+    }
+
+    fn leave_now(&self) -> Result<(), PoolError> {
         let taken = self.node.write().unwrap_or_else(PoisonError::into_inner).take();
         let Some(mut node) = taken else { return Ok(()) };
         let (served, mut pool, began) = (node.rest(), node.pool, Instant::now());
@@ -220,8 +224,8 @@ impl Attached {
         }
     }
 
-    /// Ends the thread that does the node's duty and waits for what others are at, so that a fork has
-    /// nothing of them. Until [`Self::resume`] none begins anything.
+    /// Ends the thread that does the node's duty and waits for what others are at, so that a fork
+    /// has nothing of them. Until [`Self::resume`] none begins anything.
     fn rest(&self) {
         self.forks.fetch_add(1, Ordering::SeqCst);
         let began = Instant::now();
@@ -259,8 +263,9 @@ impl Attached {
 impl Drop for Attached {
     fn drop(&mut self) {
         if self.is_here() {
-            // If it fails, others find this node gone.
-            let _ = self.leave();
+            // Nobody has it, so there is no fork to wait for. If it fails, others find this node
+            // gone.
+            let _ = self.leave_now();
         } else {
             self.forked();
         }
