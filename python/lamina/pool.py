@@ -30,6 +30,7 @@ from __future__ import annotations
 import builtins
 import json
 import os
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -171,16 +172,30 @@ class Pool:
 _OPEN: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
-def _at_fork(what: str) -> None:
+#: Of each thread that forks, the pools that rest. They are kept, or those that are forgotten meanwhile would rest for ever.
+_FORKING: dict[int, list[Pool]] = {}
+
+
+def _before_fork() -> None:
+    pools = _FORKING[threading.get_ident()] = list(_OPEN)
+    for pool in pools:
+        pool._inner.rest()
+
+
+def _after_fork_in_parent() -> None:
+    for pool in _FORKING.pop(threading.get_ident(), []):
+        pool._inner.resume()
+
+
+def _after_fork_in_child() -> None:
     """A fork is no node of the pools of its parent: each has to open them itself."""
+    _FORKING.clear()
     for pool in list(_OPEN):
-        getattr(pool._inner, what)()
+        pool._inner.forked()
 
 
 os.register_at_fork(
-    before=lambda: _at_fork("rest"),
-    after_in_parent=lambda: _at_fork("resume"),
-    after_in_child=lambda: _at_fork("forked"),
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
 )
 
 

@@ -70,7 +70,7 @@ class HiCachePool(HiCacheStorage):  # type: ignore[misc]
         """Stores a page. Whether it is there then."""
         try:
             self.pool.keep(self._name(key), value.contiguous())
-        except LaminaError as why:
+        except (LaminaError, ValueError) as why:
             logger.warning("the page %s is not stored: %s", key, why)
             return False
         return True
@@ -83,7 +83,11 @@ class HiCachePool(HiCacheStorage):  # type: ignore[misc]
 
     def exists(self, key: str) -> bool:
         """Whether a page is there."""
-        return self._name(key) in self.pool
+        try:
+            return self._name(key) in self.pool
+        except (LaminaError, ValueError) as why:
+            logger.warning("the page %s is taken for absent: %s", key, why)
+            return False
 
     def batch_get_v1(self, keys: Sequence[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
         """Reads pages into the host's pool: straight into its memory if a page lies there in one piece."""

@@ -4,6 +4,7 @@
 use std::{
     collections::VecDeque,
     os::fd::AsRawFd,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -68,7 +69,12 @@ impl Batch {
     }
 
     fn run(&self, attached: &Attached, index: usize) {
-        match attached.pool().and_then(|pool| self.one(&pool, index)) {
+        // For a batch that lost a key to a panic LMCache would wait for ever. The batch itself is
+        // whole after one: its results are written only here.
+        let done = catch_unwind(AssertUnwindSafe(|| {
+            attached.pool().and_then(|pool| self.one(&pool, index)).map_err(|why| why.to_string())
+        }));
+        match done.unwrap_or_else(|_| Err("the work on it panicked".into())) {
             Ok(found) => locked(&self.results)[index] = found,
             Err(why) => {
                 locked(&self.error).get_or_insert_with(|| format!("{}: {why}", self.keys[index]));
@@ -135,6 +141,9 @@ impl Connector {
         if matches!(work, Work::Set | Work::Get) && keys.len() != buffers.len() {
             return Err(PyValueError::new_err(format!("{} keys and {} buffers", keys.len(), buffers.len())));
         }
+        // In another process than the threads' nothing would ever be done, and one of them may have
+        // had the queue's lock when that was forked.
+        self.inner.attached.here()?;
         let (id, count) = (self.next.fetch_add(1, Ordering::Relaxed), keys.len());
         let batch = Arc::new(Batch {
             id,
@@ -149,8 +158,6 @@ impl Connector {
         if queue.closed {
             return Err(LaminaError::new_err("the connector was closed"));
         }
-        // In another process than the threads' nothing would ever be done.
-        self.inner.attached.pool()?;
         if count == 0 {
             drop(queue);
             self.inner.tell(batch);
@@ -164,6 +171,10 @@ impl Connector {
 
     /// Ends the threads, once all that was submitted is done, and leaves the pool.
     fn end(&self) -> Result<(), PoolError> {
+        // A process that was forked has none of them.
+        if !self.inner.attached.is_here() {
+            return Ok(());
+        }
         let threads = std::mem::take(&mut *locked(&self.threads));
         locked(&self.inner.queue).closed = true;
         self.inner.wake.notify_all();
@@ -252,10 +263,12 @@ impl Connector {
 
 impl Drop for Connector {
     fn drop(&mut self) {
-        // The threads want nothing of Python, so they end whoever has its lock. In a process that
-        // was forked there are none to wait for.
+        // The threads want nothing of Python, but may wait for a thread that does. While Python
+        // shuts down its lock is not given up: then none of its threads runs. In a process that was
+        // forked there is nothing to wait for.
         if self.inner.attached.is_here() {
-            let _ = self.end();
+            let ended = Python::try_attach(|py| py.detach(|| self.end()));
+            let _ = ended.unwrap_or_else(|| self.end());
         } else {
             std::mem::forget(std::mem::take(&mut *locked(&self.threads)));
         }

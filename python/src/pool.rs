@@ -2,8 +2,12 @@
 
 use std::{
     fmt,
+    ops::Deref,
     path::PathBuf,
-    sync::{Arc, PoisonError, RwLock},
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -19,7 +23,7 @@ pyo3::import_exception!(lamina.pool, PoolFull);
 const PIECE: usize = 16 << 10;
 /// There is no pool any more.
 const CLOSED: Refused = Refused::Closed("the pool was closed: open it again");
-/// How long [`Attached::leave`] waits for what other threads are at.
+/// How long [`Attached::leave`] and [`Attached::rest`] wait for what other threads are at.
 const LEAVING: Duration = Duration::from_secs(10);
 
 /// Why a pool did not do something.
@@ -66,9 +70,41 @@ impl From<Refused> for PyErr {
 }
 
 /// A pool that this process is a node of, until it leaves.
+///
+/// Its methods wait for other threads, which may want Python's lock to end what they are at: so
+/// who has that lock gives it up first.
 pub(crate) struct Attached {
     node: RwLock<Option<Node>>,
     process: u32,
+    /// Forks under way: until they are done no thread begins anything.
+    forks: AtomicUsize,
+    /// What threads are at. A fork has none of them, but would have for ever what they had of the
+    /// pool, with the lock that says that this process lives.
+    inside: AtomicUsize,
+}
+
+/// Something a thread is at, which a fork waits for.
+struct Inside<'a>(&'a AtomicUsize);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The pool, for one operation.
+pub(crate) struct Using<'a> {
+    pool: Arc<lamina_pool::Pool>,
+    // Behind the pool: it ends last.
+    _inside: Inside<'a>,
+}
+
+impl Deref for Using<'_> {
+    type Target = lamina_pool::Pool;
+
+    fn deref(&self) -> &Self::Target {
+        &self.pool
+    }
 }
 
 /// A node of a pool, and the thread that does its duty.
@@ -96,7 +132,12 @@ impl Node {
 
 impl Attached {
     fn new(pool: lamina_pool::Pool) -> Self {
-        Self { node: RwLock::new(Some(Node::new(pool))), process: std::process::id() }
+        Self {
+            node: RwLock::new(Some(Node::new(pool))),
+            process: std::process::id(),
+            forks: AtomicUsize::new(0),
+            inside: AtomicUsize::new(0),
+        }
     }
 
     /// Whether this is the process that is attached, and no fork of it.
@@ -104,25 +145,53 @@ impl Attached {
         std::process::id() == self.process
     }
 
+    /// Refuses in a fork of the process that is attached, without waiting for anything.
+    ///
+    /// # Errors
+    /// [`Refused::Closed`].
+    pub(crate) fn here(&self) -> Result<(), Refused> {
+        if self.is_here() {
+            return Ok(());
+        }
+        Err(Refused::Closed("the pool was opened before this process was forked: open it again"))
+    }
+
+    /// Begins something, once no fork is under way.
+    fn enter(&self) -> Inside<'_> {
+        loop {
+            // It counts before it looks, and a fork says so before it counts: one sees the other.
+            self.inside.fetch_add(1, Ordering::SeqCst);
+            let inside = Inside(&self.inside);
+            if self.forks.load(Ordering::SeqCst) == 0 {
+                return inside;
+            }
+            drop(inside);
+            while self.forks.load(Ordering::SeqCst) > 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
     /// The pool, for one operation.
     ///
     /// # Errors
     /// [`Refused::Closed`].
-    pub(crate) fn pool(&self) -> Result<Arc<lamina_pool::Pool>, Refused> {
-        if !self.is_here() {
-            return Err(Refused::Closed("the pool was opened before this process was forked: open it again"));
-        }
+    pub(crate) fn pool(&self) -> Result<Using<'_>, Refused> {
+        self.here()?;
+        let inside = self.enter();
         let node = self.node.read().unwrap_or_else(PoisonError::into_inner);
-        node.as_ref().map(|node| Arc::clone(&node.pool)).ok_or(CLOSED)
+        let pool = node.as_ref().map(|node| Arc::clone(&node.pool)).ok_or(CLOSED)?;
+        Ok(Using { pool, _inside: inside })
     }
 
     /// Verifies the pool. Until that is done no thread of this process does anything with it.
     fn check(&self, repair: bool) -> Result<Report, Refused> {
-        drop(self.pool()?);
+        self.here()?;
+        let _inside = self.enter();
         let mut node = self.node.write().unwrap_or_else(PoisonError::into_inner);
         let Some(node) = node.as_mut() else { return Err(CLOSED) };
         let served = node.rest();
-        // What others began they end.
+        // What others began they end. None begins anew, or this would never come to its turn.
         while Arc::get_mut(&mut node.pool).is_none() {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -136,6 +205,11 @@ impl Attached {
         if !self.is_here() {
             return Ok(());
         }
+        let _inside = self.enter();
+        self.leave_now()
+    }
+
+    fn leave_now(&self) -> Result<(), PoolError> {
         let taken = self.node.write().unwrap_or_else(PoisonError::into_inner).take();
         let Some(mut node) = taken else { return Ok(()) };
         let (served, mut pool, began) = (node.rest(), node.pool, Instant::now());
@@ -150,17 +224,28 @@ impl Attached {
         }
     }
 
-    /// Ends the thread that does the node's duty, so that a fork has nothing of it.
+    /// Ends the thread that does the node's duty and waits for what others are at, so that a fork
+    /// has nothing of them. Until [`Self::resume`] none begins anything.
     fn rest(&self) {
+        self.forks.fetch_add(1, Ordering::SeqCst);
+        let began = Instant::now();
+        // After that the fork is made nevertheless: the program wants it.
+        while self.inside.load(Ordering::SeqCst) > 0 && began.elapsed() < LEAVING {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         if let Some(node) = self.node.write().unwrap_or_else(PoisonError::into_inner).as_mut() {
             // What ended it before is told by the next operation.
             let _ = node.rest();
         }
     }
 
-    /// Has the duty done again.
+    /// Has the duty done again, after the last of the forks under way.
     fn resume(&self) {
-        if let Some(node) = self.node.write().unwrap_or_else(PoisonError::into_inner).as_mut() {
+        let mut node = self.node.write().unwrap_or_else(PoisonError::into_inner);
+        // One that did not rest has nothing to resume.
+        let before =
+            self.forks.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |forks| forks.checked_sub(1));
+        if let (Ok(1), Some(node)) = (before, node.as_mut()) {
             node.serve();
         }
     }
@@ -178,8 +263,9 @@ impl Attached {
 impl Drop for Attached {
     fn drop(&mut self) {
         if self.is_here() {
-            // If it fails, others find this node gone.
-            let _ = self.leave();
+            // Nobody has it, so there is no fork to wait for. If it fails, others find this node
+            // gone.
+            let _ = self.leave_now();
         } else {
             self.forked();
         }
@@ -323,8 +409,8 @@ impl Pool {
 
     /// This node's number.
     #[getter]
-    fn node(&self) -> PyResult<u32> {
-        Ok(self.attached.pool()?.node())
+    fn node(&self, py: Python<'_>) -> PyResult<u32> {
+        self.with(py, |pool| Ok(pool.node()))
     }
 
     /// Stores an object, in place of one of that name.

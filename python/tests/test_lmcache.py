@@ -250,6 +250,32 @@ def test_many_threads_submit(connector):
     assert set(told) == numbers and len(numbers) == 400 and failures == []
 
 
+def test_a_fork_closes_a_connector_that_is_not_its_own(path):
+    script = """
+import os, sys, lamina
+from lamina.lmcache import Connector
+connector = Connector(sys.argv[1], size="64M")
+number = connector.submit_batch_set([str(key) for key in range(50)], [bytes(1 << 20)] * 50)
+child = os.fork()
+if child == 0:
+    try:
+        connector.submit_batch_exists(["0"])
+    except lamina.LaminaError as why:
+        assert "before this process was forked" in str(why)
+        connector.close()
+        connector.close()
+        del connector
+        os._exit(7)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+connector.close()
+assert connector.drain_completions() == [(number, True, "", None)]
+"""
+    words = [sys.executable, "-c", script, str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_one_that_is_forgotten_leaves(path):
     connector = Connector(path, size="16M")
     descriptor = connector.event_fd()

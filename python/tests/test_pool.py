@@ -307,6 +307,90 @@ os.kill(os.getpid(), 9)
         process.stdin.close()
 
 
+def test_the_death_of_a_busy_parent_is_noticed_while_its_forks_live(pool, path):
+    # Threads in Python's calls and a connector's are all in the pool when it forks, five times.
+    script = """
+import os, sys, threading, lamina.pool
+from lamina.lmcache import Connector
+connector = Connector(sys.argv[1], create=False)
+pool = lamina.pool.open(sys.argv[1])
+def reads():
+    out = bytearray(4 << 20)
+    while True:
+        assert pool.get_into("large", out) and pool.get("large") == out
+def submits():
+    outs = [bytearray(4 << 20) for _ in range(8)]
+    while True:
+        connector.submit_batch_get(["large"] * 8, outs)
+        while not connector.drain_completions():
+            pass
+for work in (reads, reads, submits):
+    threading.Thread(target=work, daemon=True).start()
+for _ in range(5):
+    if os.fork() == 0:
+        sys.stdin.read()
+        os._exit(0)
+assert pool.get("small") == b"s"
+print("forked", flush=True)
+os.kill(os.getpid(), 9)
+"""
+    pool.put("large", noise(4 << 20))
+    pool.put("small", b"s")
+    words = [sys.executable, "-c", script, str(path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "forked\n"
+            process.wait()
+            deadline = time.monotonic() + 10
+            while pool.stat()["nodes"] > 1:
+                assert time.monotonic() < deadline, pool.stat()
+        finally:
+            process.kill()
+            process.stdin.close()
+
+
+def test_threads_that_read_check_ask_submit_and_fork_do_not_wait_for_each_other(path):
+    script = """
+import os, select, sys, threading, time, lamina.pool
+from lamina.lmcache import Connector
+connector = Connector(sys.argv[1], size="32M")
+pool = connector._pool
+pool.put("a", bytes(1 << 20))
+end = time.monotonic() + 2
+def again(work):
+    while time.monotonic() < end:
+        work()
+def asks():
+    assert pool.node == 0
+def checks():
+    assert pool.check()["problems"] == []
+def submits():
+    connector.submit_batch_exists(["a"])
+    select.select([connector.event_fd()], [], [], 10)
+    assert all(ok for _, ok, _, _ in connector.drain_completions())
+def forks():
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    time.sleep(0.05)
+def forgets():
+    other = Connector(sys.argv[1], create=False)
+    other.submit_batch_exists(["a"])
+    del other
+works = [lambda: pool.get("a"), lambda: pool.get("a"), asks, checks, submits, forks, forgets]
+threads = [threading.Thread(target=again, args=(work,)) for work in works]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+connector.close()
+"""
+    words = [sys.executable, "-c", script, str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_pool_is_made_once_by_all_who_want_it(path):
     script = """
 import sys, lamina.pool
