@@ -390,8 +390,8 @@ fn run(cli: Cli) -> Result<bool> {
 }
 
 /// The prompt that is handed over unless another is given.
-const HANDED_OVER: &str =
-    "Once upon a time, there was a little girl named Lily. She loved to play in the park with her dog.";
+const HANDED_OVER: &str = "Once upon a time, there was a little girl named Lily. She loved to play in the park \
+    with her dog. One day, Lily found a big red ball under a tree. She wanted to show it to her mom";
 
 fn hand_off(cli: Cli) -> Result<bool> {
     ensure!(
