@@ -12,7 +12,8 @@
 //! | `GET /views`, `POST /views`, `DELETE /views` `{"tensor","spelling"}` | lists, makes, removes |
 //! | `GET /disks` | lists the disks: serial numbers, sockets, partitions |
 //! | `GET /guests` | lists the exports: whose, paths, bytes, and the socket for the guest |
-//! | `POST /hosts/{name}/revoke`, `POST /hosts/{name}/admit` | takes a host's access away, or gives it back |
+//! | `POST /hosts/{name}/revoke` | takes a host's access away |
+//! | `POST /hosts/{name}/admit` | gives it back |
 //! | `POST /flush` `{"offset"?,"length"?}` | the coherence fence |
 //! | `POST /discard` `{"offset","length"}` | drops base bytes |
 //! | `GET /events` | the last events: the store's levels, writes that find no room |

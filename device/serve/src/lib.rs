@@ -162,7 +162,7 @@ pub enum ServeError {
         source: io::Error,
     },
     /// A host's access cannot be changed, because the next process could not be told of it.
-    #[error("the host's access stays revoked or not, as it was: the note of it cannot be written: {0}")]
+    #[error("the host's access stays as it was: the note of it cannot be written: {0}")]
     Revoke(io::Error),
     /// The device cannot store what a host wants written back, or drop a part of a block.
     #[error(transparent)]

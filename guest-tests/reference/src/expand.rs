@@ -8,7 +8,9 @@
 //! | scales | the scale of a block |
 //! |---|---|
 //! | [`Scales::Powers`] | the `e8m0` of the block; the product is exact |
-//! | [`Scales::Fp8`] | the `fp8_e4m3fn` of the block times one fp32, rounded to fp32; the product with the element is rounded to fp32 as well, before bf16 |
+//! | [`Scales::Fp8`] | the `fp8_e4m3fn` of the block times one fp32, rounded to fp32 |
+//!
+//! With fp8 scales the product with the element is rounded to fp32 as well, before bf16.
 
 use std::cmp::Ordering;
 

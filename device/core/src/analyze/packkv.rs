@@ -11,9 +11,10 @@
 //! * *As counted by the paper*: payloads, and for each pack its least value and its length, of as
 //!   many bits as the layer's greatest value needs. *All counted*: the block's bytes, with scales
 //!   and zeros, the order, the header; what K and V share is half each one's.
-//! * KIVI's ratio follows from its shape: B bits for each of n values, and 32 bits for each n. These
-//!   are 64 tokens of a channel in K, all channels of a token in V. B is what the levels of the same
-//!   relative scale need. The same scale is not the same accuracy: KIVI's K has finer groups.
+//! * KIVI's ratio follows from its shape: B bits for each of n values, and 32 bits for each n.
+//!   These are 64 tokens of a channel in K, all channels of a token in V. B is what the levels of
+//!   the same relative scale need. The same scale is not the same accuracy: KIVI's K has finer
+//!   groups.
 
 use std::{
     collections::BTreeMap,

@@ -9,8 +9,8 @@
 //!   what reading page by page would fetch twice, and hides nothing that a device without it would
 //!   fetch for the same bytes.
 //! * What is kept belongs to a set of planes; another view of the same window is another one.
-//! * What is kept of a block belongs to the entry it was decoded by. So nobody has to forget it when
-//!   the block is written.
+//! * What is kept of a block belongs to the entry it was decoded by. So nobody has to forget it
+//!   when the block is written.
 //! * What is kept of a window belongs to its tensor. Who changes the window forgets it: see
 //!   [`super::windows`].
 

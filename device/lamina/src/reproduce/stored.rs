@@ -64,38 +64,14 @@ pub(super) fn table_i(found: &Found) -> Section {
             let [low, high] = papers
                 .iter()
                 .fold([f64::MAX, 0.0_f64], |[low, high], paper| [low.min(*paper), high.max(*paper)]);
-            section = section.rows([
-                Row::new(
-                    format!(
-                        "{side}, {codec}: the paper's \
-                     least"
-                    ),
-                    "%",
-                    1,
-                    Some(low),
-                )
-                .ours(how, ours),
-                Row::new(
-                    format!(
-                        "{side}, {codec}: the paper's \
-                     most"
-                    ),
-                    "%",
-                    1,
-                    Some(high),
-                )
-                .ours(how, ours),
-            ]);
+            let row = |(which, paper)| {
+                let what = format!("{side}, {codec}: the paper's {which}");
+                Row::new(what, "%", 1, Some(paper)).ours(how, ours)
+            };
+            section = section.rows([("least", low), ("most", high)].map(row));
             let values = papers.into_iter().map(Some).chain([ours]);
-            series.push(Series::named(
-                format!(
-                    "{side}, \
-                 {codec}"
-                ),
-                series.len() + 1,
-                Look::Solid,
-                values,
-            ));
+            let name = format!("{side}, {codec}");
+            series.push(Series::named(name, series.len() + 1, Look::Solid, values));
         }
     }
     let chart = Chart {
