@@ -123,23 +123,16 @@ fn book(found: &Found, begun: Instant) -> Result<Book> {
         ("DRAM", found.profile.name.clone()),
         (
             "made by",
-            format!(
-                "lamina {} in {} s, {cores} \
-             cores",
-                env!("CARGO_PKG_VERSION"),
-                begun.elapsed().as_secs()
-            ),
+            format!("lamina {} in {} s, {cores} cores", env!("CARGO_PKG_VERSION"), begun.elapsed().as_secs()),
         ),
         (
             "TRACE",
-            "Unlocking Effective CXL Bandwidth via Lossless Compression and Precision \
-             Scaling"
-                .to_owned(),
+            "Unlocking Effective CXL Bandwidth via Lossless Compression and Precision Scaling".to_owned(),
         ),
         (
             "CXL-NDP",
             "Amplifying Effective CXL Memory Bandwidth for LLM Inference via Transparent \
-             Near-Data Processing"
+                Near-Data Processing"
                 .to_owned(),
         ),
     ];

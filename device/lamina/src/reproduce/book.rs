@@ -136,14 +136,7 @@ impl Section {
         title: &'static str,
         source: impl Into<String>,
     ) -> Self {
-        let id = format!("{}-{number}", paper.name())
-            .to_lowercase()
-            .replace(
-                ". \
-             ",
-                "-",
-            )
-            .replace(' ', "-");
+        let id = format!("{}-{number}", paper.name()).to_lowercase().replace(". ", "-").replace(' ', "-");
         let (rows, charts, notes) = (Vec::new(), Vec::new(), Vec::new());
         Self { id, paper, number, title, source: source.into(), rows, charts, notes }
     }

@@ -31,7 +31,15 @@ fn layers(report: &Report) -> BTreeMap<u64, Layer> {
         #[expect(clippy::cast_precision_loss, reason = "exact up to 8 PiB")]
         let before = tensor.figures.logical_bytes as f64;
         layer.before += before;
-        let words = tensor.word_major.iter().map(|(codec, ratio)| (format!("words, {codec}"), *ratio));
+        let words = tensor.word_major.iter().map(|(codec, ratio)| {
+            (
+                format!(
+                    "words, \
+            {codec}"
+                ),
+                *ratio,
+            )
+        });
         let planes = tensor.figures.codecs.iter().map(|(codec, coded)| ((*codec).to_owned(), coded.ratio));
         for (name, ratio) in words.chain(planes) {
             *layer.after.entry(name).or_default() += ratio.map_or(0.0, |ratio| before / ratio);
@@ -52,9 +60,9 @@ fn source(caches: Option<&Caches>) -> String {
         || NO_CACHE.to_owned(),
         |caches| {
             format!(
-                "Measured in this run on {}, a cache of {}, all metadata but index entries counted. \
-                     It is not Llama 3.1 8B's, which \
-                 is not at hand, so the paper's two texts stand beside one number.",
+                "Measured in this run on {}, a cache of {}, all metadata but index entries \
+                    counted. It is not Llama 3.1 8B's, which is not at hand, so the paper's two \
+                    texts stand beside one number.",
                 caches.names, caches.layout
             )
         },
@@ -67,18 +75,7 @@ fn total(report: &Report, codec: &str) -> Option<f64> {
 }
 
 fn beside(what: &str, papers: [f64; 2], how: How, ours: Option<f64>) -> [Row; 2] {
-    let row = |text: &str, paper| {
-        Row::new(
-            format!(
-                "{what}: \
-         {text}"
-            ),
-            "×",
-            2,
-            Some(paper),
-        )
-        .ours(how, ours)
-    };
+    let row = |text: &str, paper| Row::new(format!("{what}: {text}"), "×", 2, Some(paper)).ours(how, ours);
     [row("WikiText", papers[0]), row("BookSum", papers[1])]
 }
 
@@ -98,13 +95,8 @@ fn chart(title: &str, layers: &BTreeMap<u64, Layer>, series: Vec<Series>) -> Cha
 pub(super) fn fig_15(found: &Found) -> Section {
     let caches = found.caches.as_ref();
     let how = if caches.is_some() { How::Measured } else { How::NotRun };
-    let mut section = Section::new(
-        Paper::Trace,
-        "Fig. 15",
-        "Lossless ratios of KV caches, layer by \
-             layer",
-        source(caches),
-    );
+    let mut section =
+        Section::new(Paper::Trace, "Fig. 15", "Lossless ratios of KV caches, layer by layer", source(caches));
     for (what, codec, papers) in PRINTED {
         let ours = caches.and_then(|caches| match what {
             "trace" => total(&caches.report, codec),
@@ -122,7 +114,11 @@ pub(super) fn fig_15(found: &Found) -> Section {
     if let Some(stored) =
         found.decoded.as_ref().and_then(|decoded| decoded.kv_ratio.map(|ratio| (ratio, &decoded.model)))
     {
-        let what = format!("{}'s own, as the device stored it while the model wrote a text", stored.1);
+        let what = format!(
+            "{}'s own, as the device stored it while the model wrote a \
+            text",
+            stored.1
+        );
         section = section.rows([Row::new(what, "×", 2, None).ours(How::Measured, Some(stored.0))]);
     }
     if !of_layers.is_empty() {
@@ -131,12 +127,7 @@ pub(super) fn fig_15(found: &Found) -> Section {
             .into_iter()
             .enumerate()
             .map(|(colour, name)| Series::named(name, colour, Look::Solid, ratios(&of_layers, name)));
-        section = section.chart(chart(
-            "Ratio by layer, K and V \
-             together",
-            &of_layers,
-            series.collect(),
-        ));
+        section = section.chart(chart("Ratio by layer, K and V together", &of_layers, series.collect()));
     }
     section
 }
@@ -169,7 +160,6 @@ pub(super) fn ndp_fig_13(found: &Found) -> Section {
     });
     section.note(format!(
         "CXL-NDP says that its 1.21 and 1.33 are of bit-planes without grouping; TRACE, Fig. 15, \
-             prints the same two numbers for words by \
-         zstd.{here}"
+            prints the same two numbers for words by zstd.{here}"
     ))
 }

@@ -10,8 +10,8 @@ use super::found::{Found, best};
 
 const DESIGNS: [Design; 3] = [Design::Plain, Design::Gcomp, Design::Trace];
 const STAGES: &str = "Modelled: the lengths of the stages are the paper's, so the sums agree by \
-     construction. What is ours is what follows of them \
-     for other ratios, and for entries that the index cache does not hold.";
+    construction. What is ours is what follows of them for other ratios, and for entries that the \
+    index cache does not hold.";
 
 fn cycles(number: u64) -> f64 {
     u32::try_from(number).map_or(f64::MAX, f64::from)
@@ -35,8 +35,7 @@ fn quoted(what: String, unit: &'static str, places: usize, paper: f64) -> Row {
 /// Table V.
 pub(super) fn table_v(_: &Found) -> Section {
     let source = "Area and power are the paper's (ASAP7, 7 nm, 2 GHz, 0.7 V), and not obtainable \
-         here: that takes its RTL and a synthesis. \
-         Cycles are modelled from its stages.";
+        here: that takes its RTL and a synthesis. Cycles are modelled from its stages.";
     let mut section = Section::new(Paper::Trace, "Table V", "What the hardware costs", source);
     for of in TABLE_V {
         let name = of.design.name();
@@ -49,18 +48,9 @@ pub(super) fn table_v(_: &Found) -> Section {
     }
     for (part, areas) in AREA {
         for (of, area) in TABLE_V.iter().zip(areas) {
-            section.rows.extend(area.map(|area| {
-                quoted(
-                    format!(
-                        "{}: \
-                     {part}",
-                        of.design.name()
-                    ),
-                    "mm²",
-                    2,
-                    area,
-                )
-            }));
+            section
+                .rows
+                .extend(area.map(|area| quoted(format!("{}: {part}", of.design.name()), "mm²", 2, area)));
         }
     }
     let series =
@@ -114,13 +104,7 @@ pub(super) fn fig_22(_: &Found) -> Section {
 
 /// Fig. 23.
 pub(super) fn fig_23(found: &Found) -> Section {
-    let mut section = Section::new(
-        Paper::Trace,
-        "Fig. 23",
-        "Cycles of a load against the \
-         ratio",
-        STAGES,
-    );
+    let mut section = Section::new(Paper::Trace, "Fig. 23", "Cycles of a load against the ratio", STAGES);
     let at = |stored: Stored| cycles(Design::Trace.cycles(stored, true));
     for (what, stored, paper) in [
         ("ratio 1.5", Stored::Coded(1.5), Some(89.0)),
@@ -166,7 +150,7 @@ pub(super) fn fig_23(found: &Found) -> Section {
         })
         .note(
             "The paper has two points. Between them cycles are taken to be linear in one over the \
-             ratio.",
+                ratio.",
         )
 }
 
@@ -217,12 +201,7 @@ fn lines_written(profile: &Profile, channels: u32, lines: u64) -> Result<f64> {
 /// Lines that `bytes` take at a ratio.
 fn lines(bytes: f64, ratio: f64) -> u64 {
     // At most a few thousand.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a small positive \
-         number"
-    )]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small positive number")]
     let lines = (bytes / ratio.max(0.5) / 64.0).ceil() as u64;
     lines
 }
@@ -235,9 +214,8 @@ const READS: [(usize, &str, f64, f64); 4] =
 pub(super) fn ndp_fig_11(found: &Found) -> Result<Section> {
     let profile = &found.profile;
     let source = format!(
-        "Modelled: the planes of 8192 bf16 weights, each in a row of its own, read by the DRAM model \
-             ({}), and the paper's 9.0 and 12.5 ns \
-         of codec and reassembly behind it.",
+        "Modelled: the planes of 8192 bf16 weights, each in a row of its own, read by the DRAM \
+            model ({}), and the paper's 9.0 and 12.5 ns of codec and reassembly behind it.",
         profile.name
     );
     let mut section = Section::new(Paper::Ndp, "Fig. 11", "Reading 16 KB of weights", source);
@@ -246,7 +224,15 @@ pub(super) fn ndp_fig_11(found: &Found) -> Result<Section> {
         let what = format!("{bits} bits, {codec}");
         let raw = vec![lines(1024.0, 1.0); bits];
         let ns = rows_read(profile, 1, &raw)? + codec_ns;
-        let row = Row::new(format!("{what}: planes as they are, one channel"), "ns", 0, Some(paper));
+        let row = Row::new(
+            format!(
+                "{what}: planes as they are, one \
+            channel"
+            ),
+            "ns",
+            0,
+            Some(paper),
+        );
         section.rows.push(row.ours(How::Modelled, Some(ns)));
         let row = Row::new(
             format!("{what}: planes as they are, {} channels", profile.geometry.channels),
@@ -259,21 +245,13 @@ pub(super) fn ndp_fig_11(found: &Found) -> Result<Section> {
         if let Some(coded) = figures.and_then(|format| format.figures.codecs.get(codec)) {
             let planes = coded.plane_ratios.iter().take(bits);
             let rows: Vec<_> = planes.map(|ratio| ratio.map_or(0, |ratio| lines(1024.0, ratio))).collect();
-            let row = Row::new(
-                format!(
-                    "{what}: planes coded as those at hand, one \
-                 channel"
-                ),
-                "ns",
-                0,
-                None,
-            );
+            let row = Row::new(format!("{what}: planes coded as those at hand, one channel"), "ns", 0, None);
             section.rows.push(row.ours(How::Modelled, Some(rows_read(profile, 1, &rows)? + codec_ns)));
         }
     }
     Ok(section.note(
-        "The paper's times are near to those of one channel and planes that are not coded. The upper \
-             planes of bf16 are what codes best, so coded planes take less.",
+        "The paper's times are near to those of one channel and planes that are not coded. The \
+            upper planes of bf16 are what codes best, so coded planes take less.",
     ))
 }
 
@@ -285,10 +263,9 @@ pub(super) fn ndp_fig_12(found: &Found) -> Result<Section> {
     /// K and V of 32 tokens in a layer of Llama 3.1 8B, bf16.
     const BYTES: f64 = 32.0 * 2048.0 * 2.0;
     let profile = &found.profile;
-    let source = "Modelled: K and V of 32 tokens in one layer of Llama 3.1 8B, 128 KiB, written by \
-         one channel of the DRAM model. The paper does not \
-         say which bytes its window has; this is one reading, at the ratio of the cache at hand, or \
-         as they are.";
+    let source = "Modelled: K and V of 32 tokens in one layer of Llama 3.1 8B, 128 KiB, written \
+        by one channel of the DRAM model. The paper does not say which bytes its window has; this \
+        is one reading, at the ratio of the cache at hand, or as they are.";
     let mut section = Section::new(Paper::Ndp, "Fig. 12", "Writing a window of KV", source);
     for (codec, total, write) in WRITES {
         let ratio = found.caches.as_ref().and_then(|caches| caches.report.total.codecs.get(codec)?.ratio);
@@ -300,16 +277,14 @@ pub(super) fn ndp_fig_12(found: &Found) -> Result<Section> {
             quoted(format!("{codec}: the whole pipeline"), "ns", 0, total),
         ]);
     }
-    Ok(section.note(
-        "The paper's totals are less than the write that is a part of them. It does not say \
-             how.",
-    ))
+    Ok(section
+        .note("The paper's totals are less than the write that is a part of them. It does not say how."))
 }
 
 /// CXL-NDP's Table V.
 pub(super) fn ndp_table_v(_: &Found) -> Section {
-    let source = "The paper's, and not obtainable here: 32 lanes at 2 GHz and 7 nm, blocks of 65536 \
-         bits.";
+    let source = "The paper's, and not obtainable here: 32 lanes at 2 GHz and 7 nm, blocks of \
+        65536 bits.";
     Section::new(Paper::Ndp, "Table V", "What the codecs cost in silicon", source).rows([
         quoted("lz4: area".to_owned(), "mm²", 2, 4.83),
         quoted("lz4: power".to_owned(), "W", 2, 5.25),

@@ -72,16 +72,23 @@ const FULL: &str = "full";
 impl Decoded {
     /// The report of a run, a file.
     pub(super) fn read(path: &Path) -> Result<Self> {
-        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let whole: Whole = serde_json::from_str(&text)
-            .with_context(|| format!("{} is no report of ./x run --workload decode", path.display()))?;
-        whole.decode.with_context(|| {
+        let text = fs::read_to_string(path).with_context(|| {
             format!(
-                "{} tells of no decoder: run ./x run --workload \
-                 decode",
+                "cannot read \
+            {}",
                 path.display()
             )
-        })
+        })?;
+        let whole: Whole = serde_json::from_str(&text).with_context(|| {
+            format!(
+                "{} is no report of ./x run --workload \
+                decode",
+                path.display()
+            )
+        })?;
+        whole
+            .decode
+            .with_context(|| format!("{} tells of no decoder: run ./x run --workload decode", path.display()))
     }
 
     /// The judged text in this view and under this policy.
@@ -97,16 +104,16 @@ impl Decoded {
             "A text that it wrote there was NOT what a run in ordinary memory wrote."
         };
         format!(
-            "Measured on {}, {tokens} tokens of a bundled text, its weights and its KV cache on this \
-                 device (./x run --workload \
-             decode). {same} Perplexities are that model's and that text's.",
+            "Measured on {}, {tokens} tokens of a bundled text, its weights and its KV cache on \
+                this device (./x run --workload decode). {same} Perplexities are that model's and \
+                that text's.",
             self.model
         )
     }
 }
 
-const NOT_RUN: &str = "No decode run was given: ./x reproduce makes one, or give the report.json of \
-     ./x run --workload decode with --decode.";
+const NOT_RUN: &str = "No decode run was given: ./x reproduce makes one, or give the report.json \
+    of ./x run --workload decode with --decode.";
 
 /// TRACE, Table II (CXL-NDP, Table I), Llama 3.1 8B on BookSum: policy and perplexity.
 const TABLE_II: [(&str, f64); 5] = [
@@ -154,7 +161,15 @@ pub(super) fn table_ii(found: &Found) -> Section {
     let perplexity = |policy: &String| decoded.policy_perplexity.get(policy).copied();
     let full = decoded.policy_perplexity.get(FULL).copied();
     for ((what, paper), policy) in TABLE_II.into_iter().zip(beside) {
-        let what = policy.map_or_else(|| what.to_owned(), |policy| format!("{what}; here {policy}"));
+        let what = policy.map_or_else(
+            || what.to_owned(),
+            |policy| {
+                format!(
+                    "{what}; here \
+            {policy}"
+                )
+            },
+        );
         let ours = policy.and_then(perplexity);
         section = section.rows([
             Row::new(&what, "", 2, Some(paper)).ours(How::Measured, ours),
@@ -168,15 +183,8 @@ pub(super) fn table_ii(found: &Found) -> Section {
     }
     for policy in decoded.policy_perplexity.keys() {
         let fetched = decoded.judged(FULL, policy).and_then(|run| run.kv_moved.of_plain());
-        let row = Row::new(
-            format!(
-                "{policy}: fetched of what plain fetches for the KV it \
-                 reads"
-            ),
-            "%",
-            1,
-            None,
-        );
+        let row =
+            Row::new(format!("{policy}: fetched of what plain fetches for the KV it reads"), "%", 1, None);
         section = section.rows([row.ours(How::Measured, fetched)]);
     }
     let chart = Chart {
@@ -204,11 +212,10 @@ pub(super) fn table_ii(found: &Found) -> Section {
         ],
     };
     section.chart(chart).note(format!(
-        "Pages have {} tokens here. For fp8 and fp4 stand views with their mantissas in the tensor's \
-             own container. The same as CXL-NDP, Table I. \
-         What is fetched may be more than plain's: a KV window is fetched whole for the first page \
-         of it that is read, and what the \
-         host's page cache has is fetched by neither.",
+        "Pages have {} tokens here. For fp8 and fp4 stand views with their mantissas in the \
+            tensor's own container. The same as CXL-NDP, Table I. What is fetched may be more \
+            than plain's: a KV window is fetched whole for the first page of it that is read, and \
+            what the host's page cache has is fetched by neither.",
         decoded.page_tokens
     ))
 }
@@ -220,22 +227,15 @@ fn planes(view: &str) -> Option<f64> {
 }
 
 /// CXL-NDP, Fig. 4 (TRACE, Fig. 5), OPT-13B on C4.
-const OPT: [(&str, f64); 3] = [
-    ("static, 8 bits", 16.39),
-    ("dynamic by head and neuron, 8 bits", 12.70),
-    (
-        "dynamic, 6.4 \
-         bits",
-        13.89,
-    ),
-];
+const OPT: [(&str, f64); 3] =
+    [("static, 8 bits", 16.39), ("dynamic by head and neuron, 8 bits", 12.70), ("dynamic, 6.4 bits", 13.89)];
 
 /// Fig. 4 of CXL-NDP, which TRACE's Fig. 5 repeats without numbers.
 pub(super) fn ndp_fig_4(found: &Found) -> Section {
     let title = "Perplexity against bits of a weight";
     let rows = OPT.map(|(what, paper)| Row::new(format!("OPT-13B: {what}"), "", 2, Some(paper)));
-    let why = "OPT-13B, and the predictors that give each head and neuron its precision, are not at \
-         hand.";
+    let why = "OPT-13B, and the predictors that give each head and neuron its precision, are not \
+        at hand.";
     let Some(decoded) = &found.decoded else {
         return Section::new(Paper::Ndp, "Fig. 4", title, format!("{why} {NOT_RUN}")).rows(rows);
     };
@@ -250,7 +250,15 @@ pub(super) fn ndp_fig_4(found: &Found) -> Section {
         let row = Row::new(format!("weights as {view}, {bits:.0} planes fetched"), "", 3, None);
         section = section.rows([row.ours(How::Measured, Some(*perplexity))]);
         let fetched = decoded.judged(view, FULL).and_then(|run| run.weights_moved.of_plain());
-        let row = Row::new(format!("weights as {view}: fetched of what plain fetches"), "%", 1, None);
+        let row = Row::new(
+            format!(
+                "weights as {view}: fetched of what plain \
+            fetches"
+            ),
+            "%",
+            1,
+            None,
+        );
         section = section.rows([row.ours(How::Measured, fetched)]);
     }
     let ticks = (1..=16)
@@ -268,7 +276,7 @@ pub(super) fn ndp_fig_4(found: &Found) -> Section {
     };
     section.chart(chart).note("TRACE, Fig. 5, is the same comparison, and prints no numbers.").note(
         "Numbers in bf16 that a GGUF file's few bits stood for take fewer stored bytes than \
-             weights that were trained in bf16.",
+            weights that were trained in bf16.",
     )
 }
 

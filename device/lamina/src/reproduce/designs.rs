@@ -108,10 +108,9 @@ fn part(some: u64, all: u64) -> f64 {
 
 /// Table III.
 pub(super) fn table_iii(found: &Found) -> Section {
-    let source = "Three devices of this program, one of each mode, were given the same two mebibytes \
-         in this run: bf16 values \
-         made up so that each channel keeps to an exponent of its own, once as weights and once as a \
-         KV tensor. The codec is zstd.";
+    let source = "Three devices of this program, one of each mode, were given the same two \
+        mebibytes in this run: bf16 values made up so that each channel keeps to an exponent of \
+        its own, once as weights and once as a KV tensor. The codec is zstd.";
     let mut section = Section::new(Paper::Trace, "Table III", "The three designs", source);
     for Design { name, same_bytes, stored, of_full } in &found.designs {
         let measured = |what: &str, unit, ours| {
@@ -126,7 +125,7 @@ pub(super) fn table_iii(found: &Found) -> Section {
     }
     section.note(
         "The paper's ticks: one interface for all; a codec in gcomp and trace; KV grouped by \
-             channels, and planes fetched as wanted, in trace alone.",
+            channels, and planes fetched as wanted, in trace alone.",
     )
 }
 

@@ -16,9 +16,8 @@ fn of_figure<'f>(found: &'f Found, figure: &'f str) -> impl Iterator<Item = &'f 
 fn source(found: &Found) -> String {
     format!(
         "Modelled: uncompressed weights read by the DRAM model ({}), by planes from rows of their \
-             own and by words, every command \
-         checked. Currents: {}. The papers' models are not at hand, and need not be: bytes and rows \
-         are a matter of sizes.",
+            own and by words, every command checked. Currents: {}. The papers' models are not at \
+            hand, and need not be: bytes and rows are a matter of sizes.",
         found.profile.name, found.profile.currents.source
     )
 }
@@ -66,22 +65,20 @@ fn short(beside: &Beside) -> String {
 
 /// A name that has room under a bar: `Llama 8B bf16`.
 fn under(beside: &Beside) -> String {
-    short(beside).replace("Llama 3.1", "Llama").replace("LLaMA-MoE 3.5B", "L-MoE").replace(" 8x7B", "")
+    short(beside).replace("Llama 3.1", "Llama").replace("LLaMA-MoE 3.5B", "L-MoE").replace(
+        " \
+        8x7B",
+        "",
+    )
 }
 
 /// Fig. 17.
 pub(super) fn fig_17(found: &Found) -> Section {
-    let source = "Not obtainable: the routers that choose precisions (MoDE), trained on models that \
-         are not at hand. The paper draws its mixes \
-         and prints no number of them. Shown is the mix that Fig. 18's saving needs in the DRAM \
-         model: half precision for a part of the experts.";
-    let mut section = Section::new(
-        Paper::Trace,
-        "Fig. 17",
-        "Which precisions the weights \
-         have",
-        source,
-    );
+    let source = "Not obtainable: the routers that choose precisions (MoDE), trained on models \
+        that are not at hand. The paper draws its mixes and prints no number of them. Shown is \
+        the mix that Fig. 18's saving needs in the DRAM model: half precision for a part of the \
+        experts.";
+    let mut section = Section::new(Paper::Trace, "Fig. 17", "Which precisions the weights have", source);
     let all: Vec<_> = of_figure(found, "Fig. 18").collect();
     for beside in &all {
         let row = Row::new(
@@ -112,16 +109,7 @@ pub(super) fn fig_17(found: &Found) -> Section {
 fn experts(found: &Found, figure: &'static str, title: &'static str, of: &str) -> Section {
     let all: Vec<_> = of_figure(found, figure).collect();
     let section = Section::new(Paper::Trace, figure, title, source(found))
-        .rows(all.iter().map(|beside| {
-            percent(
-                format!(
-                    "{}, at {} \
-             bits",
-                    beside.what, beside.bits
-                ),
-                beside,
-            )
-        }))
+        .rows(all.iter().map(|beside| percent(format!("{}, at {} bits", beside.what, beside.bits), beside)))
         .chart(saved(of, all.iter().map(|beside| under(beside)).collect(), &all));
     with_reasons(section, all.into_iter())
 }
@@ -134,8 +122,8 @@ pub(super) fn fig_18(found: &Found) -> Section {
 /// Fig. 19.
 pub(super) fn fig_19(found: &Found) -> Section {
     experts(found, "Fig. 19", "Load latency by experts", "Load time that planes save").note(
-        "The paper's milliseconds are not ours to have: it does not say how many modules read \
-             how many weights.",
+        "The paper's milliseconds are not ours to have: it does not say how many modules read how \
+            many weights.",
     )
 }
 
@@ -151,36 +139,39 @@ fn costs(all: &[&Beside], of: impl Fn(&Cost) -> f64) -> Vec<Option<f64>> {
 
 /// Fig. 20.
 pub(super) fn fig_20(found: &Found) -> Section {
-    let mut section = Section::new(
-        Paper::Trace,
-        "Fig. 20",
-        "Energy of one load of \
-         OPT-30B",
-        source(found),
-    );
+    let mut section = Section::new(Paper::Trace, "Fig. 20", "Energy of one load of OPT-30B", source(found));
     let all: Vec<_> = of_figure(found, "Fig. 21").collect();
     let best = all.iter().map(|beside| 100.0 * beside.ours).reduce(f64::max);
-    section.rows.push(Row::new("most that planes save", "%", 1, Some(40.3)).ours(How::Modelled, best));
+    section.rows.push(
+        Row::new(
+            "most that planes \
+        save",
+            "%",
+            1,
+            Some(40.3),
+        )
+        .ours(How::Modelled, best),
+    );
     let joules = |pj: f64| pj * OPT / 1e12;
     // What all 16 bits take by words.
     let full =
         Mix::parse("16:1").and_then(|mix| fetch(&found.profile, &Work::sample(16, &mix, 1 << 16, 1 << 18)?));
     let full = full.ok().map(|fetched| joules(fetched.words.pj()));
-    section.rows.push(Row::new("B-16.0: all 16 bits by words", "J", 2, None).ours(How::Modelled, full));
+    section.rows.push(
+        Row::new(
+            "B-16.0: all 16 bits by \
+        words",
+            "J",
+            2,
+            None,
+        )
+        .ours(How::Modelled, full),
+    );
     for (what, title) in [("heads", "Heads"), ("neurons", "Neurons")] {
         let all: Vec<_> = all.iter().copied().filter(|beside| beside.what.contains(what)).collect();
         for beside in &all {
             for (way, cost) in [("words", &beside.fetched.words), ("planes", &beside.fetched.planes)] {
-                let row = Row::new(
-                    format!(
-                        "{what} at {:.1} bits, by \
-                     {way}",
-                        beside.bits
-                    ),
-                    "J",
-                    2,
-                    None,
-                );
+                let row = Row::new(format!("{what} at {:.1} bits, by {way}", beside.bits), "J", 2, None);
                 section.rows.push(row.ours(How::Modelled, Some(joules(cost.pj()))));
             }
         }
@@ -195,21 +186,13 @@ pub(super) fn fig_20(found: &Found) -> Section {
             series: vec![Series::named("activations and reads", 2, Look::Solid, values)],
         });
     }
-    section.note(
-        "30e9 weights. The paper prints one number, 40.3 %, and Fig. 21's are 40.4 and 40.9 \
-         %.",
-    )
+    section.note("30e9 weights. The paper prints one number, 40.3 %, and Fig. 21's are 40.4 and 40.9 %.")
 }
 
 /// Fig. 21.
 pub(super) fn fig_21(found: &Found) -> Section {
-    let mut section = Section::new(
-        Paper::Trace,
-        "Fig. 21",
-        "Energy of a weight, by head and by \
-             neuron",
-        source(found),
-    );
+    let mut section =
+        Section::new(Paper::Trace, "Fig. 21", "Energy of a weight, by head and by neuron", source(found));
     let all: Vec<_> = of_figure(found, "Fig. 21").collect();
     for (what, title) in [("heads", "Heads"), ("neurons", "Neurons")] {
         let all: Vec<_> = all.iter().copied().filter(|beside| beside.what.contains(what)).collect();
@@ -235,28 +218,37 @@ pub(super) fn fig_21(found: &Found) -> Section {
             ],
         });
     }
-    with_reasons(section, all.into_iter()).note(
-        "Picojoules differ because currents do: the paper names neither its die nor its \
-             currents.",
-    )
+    with_reasons(section, all.into_iter())
+        .note("Picojoules differ because currents do: the paper names neither its die nor its currents.")
 }
 
 /// CXL-NDP's Fig. 20.
 pub(super) fn ndp_fig_20(found: &Found) -> Section {
     let all: Vec<_> = of_figure(found, "CXL-NDP Fig. 20").collect();
-    let name = |beside: &&Beside| format!("{} {:.1}", beside.what.replace("OPT 30B ", ""), beside.bits);
-    let section = Section::new(
-        Paper::Ndp,
-        "Fig. 20",
-        "Load latency of OPT-30B, by head and by \
-             neuron",
-        source(found),
-    )
-    .rows(
-        all.iter()
-            .map(|beside| percent(format!("{} at {:.1} bits: time saved", beside.what, beside.bits), beside)),
-    )
-    .chart(saved("Load time that planes save", all.iter().map(name).collect(), &all));
+    let name = |beside: &&Beside| {
+        format!(
+            "{} {:.1}",
+            beside.what.replace(
+                "OPT 30B \
+        ",
+                ""
+            ),
+            beside.bits
+        )
+    };
+    let section =
+        Section::new(Paper::Ndp, "Fig. 20", "Load latency of OPT-30B, by head and by neuron", source(found))
+            .rows(all.iter().map(|beside| {
+                percent(
+                    format!(
+                        "{} at {:.1} bits: time \
+                saved",
+                        beside.what, beside.bits
+                    ),
+                    beside,
+                )
+            }))
+            .chart(saved("Load time that planes save", all.iter().map(name).collect(), &all));
     with_reasons(section, all.into_iter())
         .note("CXL-NDP's Figs. 15 to 19 are TRACE's 17 to 21, with the same numbers.")
 }

@@ -78,13 +78,13 @@ impl Found {
         });
         let caches = layout.map(|layout| {
             let options = AnalyzeOptions { kv: Some(layout), ..AnalyzeOptions::default() };
-            let report = step("coding the KV cache by windows", || analysed(&cache_files, &options))?;
-            let options = AnalyzeOptions { codecs: vec![Codec::Lz4, Codec::Zstd], kv: None };
-            let planes = step(
-                "coding the KV cache by planes \
-                 only",
+            let report = step(
+                "coding the KV cache by \
+                windows",
                 || analysed(&cache_files, &options),
             )?;
+            let options = AnalyzeOptions { codecs: vec![Codec::Lz4, Codec::Zstd], kv: None };
+            let planes = step("coding the KV cache by planes only", || analysed(&cache_files, &options))?;
             Ok::<_, anyhow::Error>(Caches { names: names(&caches), layout, report, planes })
         });
         Ok(Self {
@@ -120,9 +120,12 @@ impl Found {
             sources.push(format!("weights of {}", weights.names));
         }
         let missing = [(self.caches.is_none(), "KV"), (self.weights.is_none(), "weights")];
-        sources.extend(
-            missing.iter().filter(|(gone, _)| *gone).map(|(_, of)| format!("{of} as the paper has it")),
-        );
+        sources.extend(missing.iter().filter(|(gone, _)| *gone).map(|(_, of)| {
+            format!(
+                "{of} as the paper has \
+                it"
+            )
+        }));
         let source = format!("measured: {}", sources.join(", "));
         ratios[1..].iter_mut().for_each(|ratios| ratios.source.clone_from(&source));
         Some(ratios)
@@ -173,7 +176,7 @@ fn layout(given: Option<KvLayout>, files: &[ModelFile]) -> Result<KvLayout> {
         }
         _ => bail!(
             "the tensors of {} do not tell the layout of a KV cache: say it with --kv \
-                 CHANNELS[,WINDOW]",
+                CHANNELS[,WINDOW]",
             files.first().map_or(Path::new("the cache"), ModelFile::path).display()
         ),
     }

@@ -17,12 +17,11 @@ pub(super) fn html(book: &Book) -> String {
     let (numbers, beside) = book.counts();
     let mut out = format!(
         "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" \
-             content=\"width=device-width, initial-scale=1\">\n\
-         <title>TRACE and CXL-NDP, reproduced</title>\n<style>\n{STYLE}</style>\n<h1>TRACE and \
-         CXL-NDP, reproduced</h1>\n\
-         <p>The papers' tables and figures beside what ran here. Of {numbers} printed numbers \
-         {beside} have one of ours beside them.\n\
-         A number in the column <i>paper</i> is quoted. Ours is one of:</p>\n<ul>\n"
+            content=\"width=device-width, initial-scale=1\">\n<title>TRACE and CXL-NDP, \
+            reproduced</title>\n<style>\n{STYLE}</style>\n<h1>TRACE and CXL-NDP, \
+            reproduced</h1>\n<p>The papers' tables and figures beside what ran here. Of {numbers} \
+            printed numbers {beside} have one of ours beside them.\nA number in the column \
+            <i>paper</i> is quoted. Ours is one of:</p>\n<ul>\n"
     );
     for (how, said) in [
         (How::Measured, "something was run here and gave it; the section says on what"),
@@ -99,12 +98,7 @@ fn number_of(row: &Row, number: Option<f64>) -> String {
 }
 
 fn figure(out: &mut String, chart: &Chart) {
-    let _ = writeln!(
-        out,
-        "<figure><figcaption>{}</figcaption>\n<div \
-         class=\"key\">",
-        escaped(&chart.title)
-    );
+    let _ = writeln!(out, "<figure><figcaption>{}</figcaption>\n<div class=\"key\">", escaped(&chart.title));
     for series in &chart.series {
         let look = match (series.look, chart.kind) {
             (Look::Solid, _) => "",
@@ -112,13 +106,7 @@ fn figure(out: &mut String, chart: &Chart) {
             (Look::Dashed, Kind::Lines) => "open dashed",
             (Look::Dashed | Look::Marks, _) => "open",
         };
-        let _ = writeln!(
-            out,
-            "<span class=\"c{} \
-             {look}\">{}</span>",
-            series.colour,
-            escaped(&series.name)
-        );
+        let _ = writeln!(out, "<span class=\"c{} {look}\">{}</span>", series.colour, escaped(&series.name));
     }
     let _ = writeln!(out, "</div>\n<div class=\"scroll\">{}</div></figure>", chart.svg());
 }

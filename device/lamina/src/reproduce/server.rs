@@ -12,11 +12,10 @@ const CONTEXTS: [u64; 11] =
     [4 * K, 8 * K, 16 * K, 32 * K, 48 * K, 64 * K, 96 * K, 128 * K, 160 * K, 192 * K, 256 * K];
 
 const MODELLED: &str = "Modelled: traffic over bandwidth as TRACE, IV-B, has it, by formulas \
-     recovered from its figures (lamina model, \
-     docs/model.md). No queues, no latencies. \u{201c}As printed\u{201d} compresses KV in HBM as \
-     well, and takes ratios of 2.0 and 1.25; \
-     \u{201c}device only\u{201d} compresses what the device holds, by the ratios that the paper \
-     measured, or by those of the files at hand.";
+    recovered from its figures (lamina model, docs/model.md). No queues, no latencies. \u{201c}As \
+    printed\u{201d} compresses KV in HBM as well, and takes ratios of 2.0 and 1.25; \
+    \u{201c}device only\u{201d} compresses what the device holds, by the ratios that the paper \
+    measured, or by those of the files at hand.";
 
 fn float(number: u64) -> f64 {
     // Contexts are far below 2^32.
@@ -106,18 +105,10 @@ fn against_context(found: &Found, figure: &'static str, title: &'static str, pre
 
 /// Fig. 12.
 pub(super) fn fig_12(found: &Found) -> Section {
-    against_context(
-        found,
-        "Fig. 12",
-        "Weights fit into HBM, KV \
-         spills",
-        "gpt-oss-120b-mxfp4",
-    )
-    .note(format!(
+    against_context(found, "Fig. 12", "Weights fit into HBM, KV spills", "gpt-oss-120b-mxfp4").note(format!(
         "{CEILING} tokens a second below the spill point is a ceiling that the paper does not \
-             explain. It is given to the model. TRACE \
-         reaches it at 128k in the paper because KV in HBM counts as compressed, which a device \
-         behind the link cannot do."
+            explain. It is given to the model. TRACE reaches it at 128k in the paper because KV \
+            in HBM counts as compressed, which a device behind the link cannot do."
     ))
 }
 
@@ -125,13 +116,19 @@ pub(super) fn fig_12(found: &Found) -> Section {
 pub(super) fn fig_13(found: &Found) -> Section {
     against_context(found, "Fig. 13", "Weights and KV spill", "gpt-oss-120b").note(
         "2.0 and 1.25, which the printed numbers need, are not the 1.88 and 1.34 that the paper \
-             measured.",
+            measured.",
     )
 }
 
 /// Fig. 14.
 pub(super) fn fig_14(found: &Found) -> Section {
-    let mut section = Section::new(Paper::Trace, "Fig. 14", "How HBM is divided, at 128k", MODELLED);
+    let mut section = Section::new(
+        Paper::Trace,
+        "Fig. 14",
+        "How HBM is divided, at \
+        128k",
+        MODELLED,
+    );
     let Some(shape) = Shape::preset("gpt-oss-120b") else { return section };
     let checks = of_figure("Fig. 14");
     let curve = |(name, look, colour, accounting, ratios): (String, Look, usize, Accounting, Ratios)| {
@@ -155,7 +152,9 @@ pub(super) fn fig_14(found: &Found) -> Section {
     section.rows.extend(rows(&checks));
     let ticks = (1..=9).map(|tenth| f64::from(tenth) / 10.0);
     section.chart(Chart {
-        title: "gpt-oss-120b at 128k: tokens a second against the part of HBM for weights".to_owned(),
+        title: "gpt-oss-120b at 128k: tokens a second against the part of HBM for \
+            weights"
+            .to_owned(),
         kind: Kind::Lines,
         right: "α",
         across: Across::Numbers {
@@ -171,7 +170,7 @@ pub(super) fn fig_14(found: &Found) -> Section {
 /// CXL-NDP's Fig. 1.
 pub(super) fn ndp_fig_1(_: &Found) -> Section {
     let source = "Modelled from the shape of Llama 3.1 8B (The Llama 3 Herd of Models, Table 3): \
-         bf16, one sequence. The paper prints no numbers.";
+        bf16, one sequence. The paper prints no numbers.";
     let section = Section::new(Paper::Ndp, "Fig. 1", "The part of memory that is KV", source);
     let Some(shape) = Shape::preset("llama-3.1-8b") else { return section };
     let part = |context: u64| {
@@ -208,16 +207,10 @@ pub(super) fn ndp_fig_10(found: &Found) -> Section {
     const HBM: f64 = 80e9;
     const TIER: f64 = 256e9;
     const FULL_AT: f64 = 105_000.0;
-    let source = "Modelled: bytes that a tier of 256 GB holds beside 80 GB of HBM. The paper gives \
-         neither batch nor bandwidths. The sequences \
-         decoded at once are taken to be those that fill plain memory at its 105k tokens.";
-    let mut section = Section::new(
-        Paper::Ndp,
-        "Fig. 10",
-        "Llama 3.1 70B: how far the context \
-         goes",
-        source,
-    );
+    let source = "Modelled: bytes that a tier of 256 GB holds beside 80 GB of HBM. The paper \
+        gives neither batch nor bandwidths. The sequences decoded at once are taken to be those \
+        that fill plain memory at its 105k tokens.";
+    let mut section = Section::new(Paper::Ndp, "Fig. 10", "Llama 3.1 70B: how far the context goes", source);
     let Some(shape) = Shape::preset("llama-3.1-70b") else { return section };
     let weights = shape.weight_bytes();
     let sequences = (TIER + HBM - weights) / (FULL_AT * shape.kv_bytes());
@@ -233,25 +226,15 @@ pub(super) fn ndp_fig_10(found: &Found) -> Section {
     };
     section.rows.push(row("context further than plain, by the paper's ratios".to_owned(), &paper));
     if let Some([_, _, ours]) = found.ratios() {
-        let what = format!(
-            "the same by KV {:.2} and weights {:.2}, \
-             {}",
-            ours.kv, ours.weights, ours.source
-        );
+        let what = format!("the same by KV {:.2} and weights {:.2}, {}", ours.kv, ours.weights, ours.source);
         section.rows.push(row(what, &ours));
     }
     section.rows.push(Row::new("faster than plain at 65k, 5 bits of a weight", "%", 0, Some(43.0)));
     section
-        .rows([Row::new(
-            "sequences at once that the 105k \
-             imply",
-            "",
-            2,
-            None,
-        )
-        .ours(How::Modelled, Some(sequences))])
+        .rows([Row::new("sequences at once that the 105k imply", "", 2, None)
+            .ours(How::Modelled, Some(sequences))])
         .note(
             "The 43 % are not obtainable: they depend on bandwidths, batch and compute that the \
-             paper does not give.",
+                paper does not give.",
         )
 }

@@ -46,10 +46,21 @@ pub(super) fn table_i(found: &Found) -> Section {
     let source = if names.is_empty() {
         format!("{NO_WEIGHTS} {NO_CACHE}")
     } else {
-        format!("Measured in this run on {}: words in blocks of 4 KiB. {OTHERS}", names.join(" and "))
+        format!(
+            "Measured in this run on {}: words in blocks of 4 KiB. {OTHERS}",
+            names.join(
+                " \
+            and "
+            )
+        )
     };
-    let mut section =
-        Section::new(Paper::Trace, "Table I", "What lz4 and zstd save of words as they are", source);
+    let mut section = Section::new(
+        Paper::Trace,
+        "Table I",
+        "What lz4 and zstd save of words as they \
+            are",
+        source,
+    );
     let mut names: Vec<_> = MODELS.iter().map(|name| (*name).to_owned()).collect();
     names.push("here".to_owned());
     let mut series = Vec::new();
@@ -84,8 +95,8 @@ pub(super) fn table_i(found: &Found) -> Section {
         series,
     };
     section.chart(chart).note("CXL-NDP, Table II, has the same numbers.").note(
-        "The paper's Fig. 15 has zstd save 24.8 % (1.33) of the KV of Llama 3.1 8B on BookSum \
-             as words; this table says 6.5 %. It does not say what differs.",
+        "The paper's Fig. 15 has zstd save 24.8 % (1.33) of the KV of Llama 3.1 8B on BookSum as \
+            words; this table says 6.5 %. It does not say what differs.",
     )
 }
 
@@ -120,17 +131,17 @@ pub(super) fn table_iv(found: &Found) -> Section {
         let tree = ours("tree", figures[number]).and_then(|coded| coded.ratio);
         let limit = figures[number].and_then(|figures| figures.entropy_limit);
         section = section.rows([
-            Row::new(format!("{precision}, this device's plane tree"), "×", 3, None).ours(how, tree),
             Row::new(
                 format!(
-                    "{precision}, limit by the exponent's \
-                 entropy"
+                    "{precision}, this device's plane \
+                tree"
                 ),
                 "×",
                 3,
                 None,
             )
-            .ours(how, limit),
+            .ours(how, tree),
+            Row::new(format!("{precision}, limit by the exponent's entropy"), "×", 3, None).ours(how, limit),
         ]);
     }
     let across = ["bf16", "fp8", "int4"].map(str::to_owned).to_vec();
@@ -162,7 +173,7 @@ pub(super) fn table_iv(found: &Found) -> Section {
         .chart(chart)
         .note(
             "fp8 and int4 are rounded from the same weights here (fp8 by a power of two, int4 \
-             symmetric in groups of 128), where the paper has AutoFP8 and GPTQ.",
+                symmetric in groups of 128), where the paper has AutoFP8 and GPTQ.",
         )
         .note("CXL-NDP, Table IV, has the same numbers.")
 }
@@ -223,6 +234,6 @@ pub(super) fn fig_16(found: &Found) -> Section {
     }
     section.note(
         "A byte that several planes share is charged to them in equal parts. A plane of which \
-             nothing is stored is drawn as 1024. The same as CXL-NDP, Fig. 14.",
+            nothing is stored is drawn as 1024. The same as CXL-NDP, Fig. 14.",
     )
 }
