@@ -1,18 +1,17 @@
 """Programs of others on a mount: what they read is held against what they read from the disk.
 
-usage: clients.py LAMINA MODEL.safetensors TEXT, where LAMINA has lamina-run beside it
+usage: clients.py LAMINA MODEL.safetensors TEXT CANDLE, where LAMINA has lamina-run beside it
 
 `safetensors` opens the model as it is and at precisions, NumPy maps what has a dtype of ml_dtypes, `gguf` writes a file and
 reads it again, as it is and as bf16, llama.cpp answers with SmolLM2-135M as it is published, and with one of bf16 that `gguf`
 makes of that, of which a table says what each precision costs. In `files/`, DuckDB keeps a database and llama.cpp a KV cache.
-PyTorch, which is large, is what LAMINA_TORCH or the system's Python has of it.
+PyTorch runs in a Python of its own, which LAMINA_TORCH names, and candle in the program CANDLE.
 The references are a few lines of NumPy each.
 """
 
 import json
 import mmap
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -79,11 +78,8 @@ def check_safetensors(folder, model):
 
 
 def check_torch(folder, model):
-    """What PyTorch says of the model at precisions, or why nobody asks it."""
-    python = os.environ.get("LAMINA_TORCH") or shutil.which("python3", path="/usr/local/bin:/usr/bin")
-    if python is None or subprocess.run([python, "-c", "import torch"], stderr=subprocess.DEVNULL).returncode:
-        return "PyTorch: skipped, there is none; install Debian's python3-torch, or name a Python that has it in LAMINA_TORCH"
-    words = [python, str(Path(__file__).with_name("with_torch.py")), str(model), str(folder / model.stem)]
+    """What PyTorch says of the model at precisions."""
+    words = [os.environ["LAMINA_TORCH"], str(Path(__file__).with_name("with_torch.py")), str(model), str(folder / model.stem)]
     return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, timeout=600).stdout.strip()
 
 
@@ -253,7 +249,7 @@ def check_decoder(program, folder, model, text, perplexity):
 
 
 def main():
-    lamina, model, text = sys.argv[1], Path(sys.argv[2]).resolve(), Path(sys.argv[3]).resolve()
+    lamina, model, text, candle = sys.argv[1], Path(sys.argv[2]).resolve(), Path(sys.argv[3]).resolve(), sys.argv[4]
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         (folder / "run").mkdir(mode=0o700)
@@ -274,6 +270,8 @@ def main():
             tensors = check_safetensors(mount / "models" / model.stem, model)
             print(f"safetensors, ml_dtypes: {tensors} tensors at six precisions are right")
             print(check_torch(mount / "models", model), flush=True)
+            loads = [candle, str(model), str(mount / "models" / model.stem)]
+            print(subprocess.run(loads, check=True, stdout=subprocess.PIPE, text=True, timeout=600).stdout.strip(), flush=True)
             print(f"gguf: {check_gguf(mount / 'models' / 'tiny', tiny)} tensors, as they are and as bf16, are right")
             mapped_by_numpy(mount / "models" / "array", array, values)
             print("numpy.memmap with ml_dtypes: as it is and at two precisions")

@@ -1,9 +1,9 @@
-"""Serving systems on a pool: engines.py LAMINA FOLDER KV.safetensors
+"""Serving systems on a mount and its pools: engines.py LAMINA FOLDER KV.safetensors
 
-FOLDER has LMCache and SGLang as PyPI has them, and this Python has PyTorch. LMCache's own tools, `basic_check` and `bench l2`, run
-unmodified with the plug-in, in a file of memory and in a mount, and beside LMCache's own adapters for files and for Redis. Two
-LMCache processes share a pool in a mount, in which they keep a real KV cache, and the device says what that takes.
-SGLang's factory makes the storage backend.
+FOLDER has LMCache, NIXL and SGLang as PyPI has them, and this Python has PyTorch. The package's own tests that want PyTorch run
+first. NIXL reads and writes files of the mount. LMCache's own tools, `basic_check` and `bench l2`, run unmodified with the plug-in,
+in a file of memory and in a mount, and beside LMCache's own adapters for files and for Redis. Two LMCache processes share a pool in
+a mount, in which they keep a real KV cache, and the device says what that takes. SGLang's factory makes the storage backend.
 """
 
 import json
@@ -31,7 +31,7 @@ def linked(folder):
     """A folder in which those libraries are found by their names, where they are the system's."""
     folder.mkdir()
     for name in LIBRARIES:
-        found = sorted(Path("/usr/lib").glob(f"*/{name}.so.*"))
+        found = sorted(Path(sys.prefix, "lib").glob(f"*/{name}.so.*"))
         if found:
             (folder / f"{name}.so").symlink_to(found[0])
     return folder
@@ -41,6 +41,14 @@ def run(words, environment, seconds=300):
     done = subprocess.run([*map(str, words)], env=environment, capture_output=True, text=True, timeout=seconds, check=False)
     assert done.returncode == 0, f"{words}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     return done.stdout
+
+
+def package(environment):
+    """Those tests of the package that the Python of PyPI's wheels skips."""
+    said = run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", HERE.parents[1] / "python/tests", "-k", "torch"], environment)
+    passed = re.search(r"^=+ (\d+) passed, \d+ deselected", said, re.MULTILINE)
+    assert passed, said
+    return f"the package with PyTorch: {passed[1]} tests passed"
 
 
 def plug_in(path, **other):
@@ -82,7 +90,8 @@ def find_operations(value):
 @contextmanager
 def redis(folder):
     """Redis or Valkey on a port of its own, or nothing if there is none."""
-    program = shutil.which("redis-server") or shutil.which("valkey-server")
+    beside = Path(sys.executable).with_name("valkey-server")
+    program = shutil.which("redis-server") or shutil.which("valkey-server") or (beside if beside.exists() else None)
     if program is None:
         yield None
         return
@@ -161,11 +170,14 @@ def main():
             "LD_LIBRARY_PATH": str(linked(folder / "links")),
             "XDG_RUNTIME_DIR": str(folder / "run"),
             "LMCACHE_DISABLE_BANNER": "1",
+            "LAMINA": str(lamina),
         }
+        print(package(environment), flush=True)
         print(run([sys.executable, HERE / "hicache.py"], environment).strip(), flush=True)
         mount = folder / "m"
-        run([lamina, "mount", mount], environment)
+        run([lamina, "mount", kv, mount], environment)
         try:
+            print(run([sys.executable, HERE / "nixl_posix.py", mount, kv], environment).splitlines()[-1], flush=True)
             for name, path in (("a file of memory", shared / "check"), ("a mount", mount / "files" / "check")):
                 basic_check(plug_in(path), environment)
                 print(f"LMCache's basic_check passes with a pool in {name}", flush=True)

@@ -1,36 +1,13 @@
 """PyTorch loads a model of bf16 from a mount: with_torch.py MODEL.safetensors FOLDER
 
-FOLDER has the same model in the mount. Without the package safetensors, PyTorch maps the files itself. The references are
-made by PyTorch of what it loads from the disk.
+FOLDER has the same model in the mount. The references are made by PyTorch of what it loads from the disk.
 """
 
-import json
-import mmap
 import sys
 from pathlib import Path
 
 import torch
-
-try:
-    from safetensors.torch import load_file
-except ModuleNotFoundError:
-
-    def load_file(path):
-        """The tensors of a safetensors file, by a mapping of it."""
-        with open(path, "rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        start = 8 + int.from_bytes(data[:8], "little")
-        header = json.loads(data[8:start])
-        header.pop("__metadata__", None)
-        dtypes = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn"}
-        tensors = {}
-        for name, entry in header.items():
-            begin, end = entry["data_offsets"]
-            dtype = getattr(torch, dtypes[entry["dtype"]])
-            count = (end - begin) // torch.empty(0, dtype=dtype).element_size()
-            flat = torch.frombuffer(data, dtype=dtype, count=count, offset=start + begin)
-            tensors[name] = flat.reshape(entry["shape"])
-        return tensors
+from safetensors.torch import load_file
 
 
 def same(one, other):

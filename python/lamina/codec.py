@@ -11,6 +11,7 @@ True
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ class Compressed:
             out = np.empty(self._inner.view_bytes(spelling), np.uint8)
             self._inner.read_into(spelling, out)
             elements = self.nbytes * 8 // FORMATS[self.format]
-            as_elements = dtype.itemsize * 8 == bits and elements == int(np.prod(self.shape))
+            as_elements = dtype.itemsize * 8 == bits and elements == math.prod(self.shape)
             return out.view(dtype).reshape(self.shape) if as_elements else out.view(dtype)
         self._inner.read_into(spelling, bytes_of(out))
         return out
@@ -136,7 +137,7 @@ def from_planes(
     whole = out.view(own)
     if isinstance(shape, int) and shape == -1:
         return whole
-    wanted = int(np.prod(shape))
+    wanted = math.prod(shape)
     if wanted > whole.size:
         raise ValueError(f"the planes hold {whole.size} elements, and the shape {shape} asks for {wanted}")
     return whole[:wanted].reshape(shape)
