@@ -1,5 +1,6 @@
 //! The command line.
 
+mod advise;
 mod boot;
 mod device;
 mod model;
@@ -16,6 +17,7 @@ use lamina_codec::format::Format;
 use lamina_codec::kv::KvLayout;
 use lamina_device::analyze::packkv::Scales;
 
+pub(crate) use self::advise::Advise;
 pub(crate) use self::boot::Boot;
 pub(crate) use self::device::DeviceArgs;
 pub(crate) use self::model::{Accounted, Model};
@@ -116,6 +118,7 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Pool(PoolCommand),
     Analyze(Analyze),
+    Advise(Advise),
     Model(Box<Model>),
     Compare(Box<Compare>),
     #[command(subcommand)]

@@ -4,6 +4,7 @@
 // Whoever reads may go, and a disk be full: see `out`.
 #![deny(clippy::print_stdout)]
 
+mod advise;
 mod analyze;
 mod args;
 mod boot;
@@ -74,6 +75,7 @@ fn run(cli: args::Cli) -> ExitCode {
     };
     let done = runtime.block_on(async {
         match cli.command {
+            Command::Advise(args) => tokio::task::block_in_place(|| advise::advise(&args)),
             Command::Analyze(args) => tokio::task::block_in_place(|| analyze::analyze(&args)),
             Command::Boot(args) => return boot::boot(*args).await,
             Command::BootSeveral(args) => return guests::boot(*args).await,

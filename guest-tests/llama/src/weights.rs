@@ -96,6 +96,11 @@ impl Weight {
         format!("layers.{layer}.{part}.weight")
     }
 
+    /// Whether its rows are those of heads, one head's behind the other's.
+    pub fn has_heads(self) -> bool {
+        matches!(self, Self::Layer(_, Part::Wq | Part::Wk | Part::Wv))
+    }
+
     /// Rows and columns; a gain is one row.
     pub fn shape(self, config: &Config) -> (usize, usize) {
         let Config { dim, hidden_dim, .. } = *config;

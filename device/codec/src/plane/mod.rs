@@ -48,6 +48,12 @@ impl PlaneMask {
         self.0 >> plane & 1 == 1
     }
 
+    /// The planes of both sets.
+    #[must_use]
+    pub const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
     /// Whether every plane of `other` is in the set.
     pub(crate) const fn covers(self, other: Self) -> bool {
         other.0 & !self.0 == 0

@@ -3,6 +3,7 @@
 //!
 //! These tests mount for real: they need /dev/fuse, and root or fusermount3.
 
+mod advice;
 mod bad;
 mod common;
 mod differences;

@@ -27,6 +27,8 @@ const ROOMS: [(&str, &[&str]); 19] = [
             "lamina-abi",
             "lamina-codec",
             "lamina-device",
+            // It runs a model for advice on its precisions.
+            "lamina-llama",
             "lamina-model",
             "lamina-pool",
             "lamina-qemu",

@@ -65,6 +65,11 @@ impl Blocks {
         Ok(Self { kind, elements, bytes })
     }
 
+    /// Whether elements are bf16.
+    pub fn is_bf16(self) -> bool {
+        self.kind == Kind::Bf16
+    }
+
     /// Bytes of so many elements, if they are whole blocks.
     pub fn bytes(self, elements: usize) -> Option<usize> {
         let whole = elements.is_multiple_of(self.elements);

@@ -163,6 +163,13 @@ impl<'a> Model<'a> {
         &self.vocabulary
     }
 
+    /// Whether the file has a tensor as bf16.
+    pub fn is_bf16(&self, weight: Weight) -> bool {
+        self.tensors
+            .get(&name_of(weight))
+            .is_some_and(|tensor| Blocks::of(tensor.kind).is_ok_and(Blocks::is_bf16))
+    }
+
     /// A tensor, each element as the bf16 nearest to it.
     ///
     /// # Errors
@@ -236,8 +243,8 @@ fn vocabulary(values: Values<'_>) -> Result<Vocabulary, ModelError> {
     })
 }
 
-/// A tensor's name in the file.
-fn name_of(weight: Weight) -> String {
+/// A tensor's name in a GGUF file.
+pub fn name_of(weight: Weight) -> String {
     let (layer, part) = match weight {
         Weight::Embedding => return "token_embd.weight".to_owned(),
         Weight::Norm => return "output_norm.weight".to_owned(),

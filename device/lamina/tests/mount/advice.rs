@@ -1,0 +1,151 @@
+//! `lamina advise`: what it says of its map is so of the file that the map makes.
+
+use std::{convert::Infallible, fs, path::Path};
+
+use lamina_llama::{Config, Decoder, Element, Memory, PlainCache, Tokenizer, Viewed, Weight, judge};
+use lamina_reference::Format;
+use serde_json::Value;
+
+use crate::common::{Place, bundled, header, reference, tensor};
+
+/// Tokens to choose by, and to check by.
+const TOKENS: [usize; 2] = [12, 40];
+
+fn of_models(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest-tests/models").join(name).display().to_string()
+}
+
+/// The words of a command with these, and what else it needs.
+fn advise(place: &Place, words: &[&str]) -> Vec<String> {
+    let [choose, check] = TOKENS.map(|count| count.to_string());
+    let needed = [
+        ("--text", of_models("story.txt")),
+        ("--tokenizer", of_models("tok512.bin")),
+        ("--out", place.text("map.toml")),
+        ("--text-tokens", choose),
+        ("--check-tokens", check),
+    ];
+    let needed = needed.into_iter().filter(|(option, _)| !words.contains(option));
+    let needed = needed.flat_map(|(option, value)| [option.to_owned(), value]);
+    let command = ["advise".to_owned(), bundled().display().to_string()];
+    command.into_iter().chain(needed).chain(words.iter().copied().map(str::to_owned)).collect()
+}
+
+fn advice(place: &Place, words: &[&str]) -> Value {
+    let words = advise(place, words);
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    serde_json::from_str(&place.said(&words)).unwrap()
+}
+
+/// A file's tensors, in the decoder's order.
+struct Tensors(Vec<Vec<u8>>);
+
+impl Memory for Tensors {
+    type Error = Infallible;
+
+    fn load(&self, index: usize, offset: usize, into: &mut [u8]) -> Result<(), Infallible> {
+        into.copy_from_slice(&self.0[index][offset..offset + into.len()]);
+        Ok(())
+    }
+}
+
+/// The perplexity that the decoder comes to with the tensors of a file, one token after the other.
+fn perplexity(file: &[u8]) -> f64 {
+    let config = Config::from_json(header(file).0["__metadata__"]["config"].as_str().unwrap()).unwrap();
+    let tensors = Weight::all(&config).into_iter().map(|weight| tensor(file, &weight.name()).to_vec());
+    let weights = Viewed::new(Tensors(tensors.collect()), Element::of("full").unwrap());
+    let tokenizer = Tokenizer::parse(&fs::read(of_models("tok512.bin")).unwrap(), config.vocab_size).unwrap();
+    let tokens = tokenizer.encode(&fs::read_to_string(of_models("story.txt")).unwrap());
+    let text = &tokens[TOKENS[0]..TOKENS[0] + TOKENS[1]];
+    let Ok(judged) = judge(&mut Decoder::new(config), &weights, &mut PlainCache::new(&config), text, 1);
+    judged.perplexity().unwrap()
+}
+
+#[test]
+fn the_file_that_the_map_makes_is_what_was_judged() {
+    let place = Place::new();
+    let advice = advice(&place, &["--budget", "11.3", "--views", "e8m1,e8m3+g2", "--by-head", "--json"]);
+    let bits = advice["bits"].as_f64().unwrap();
+    assert!((10.0..=11.3).contains(&bits), "{bits}");
+    assert_eq!(advice["uniform"], "e8m1");
+
+    place.mount(&["--map", &format!("small={}", place.text("map.toml")), bundled().to_str().unwrap()]);
+    let full = fs::read(bundled()).unwrap();
+    let shown = place.read("stories260K-bf16@small.safetensors");
+    let mut wanted = full.clone();
+    let (mut spent, mut weights, mut seen) = (0.0, 0.0, [0; 3]);
+    for part in advice["parts"].as_array().unwrap() {
+        let (name, precision) = (part["tensor"].as_str().unwrap(), part["precision"].as_str().unwrap());
+        let whole = tensor(&full, name);
+        let at = whole.as_ptr().addr() - full.as_ptr().addr();
+        let shape = header(&full).0[name]["shape"].clone();
+        let row = 2 * usize::try_from(shape[1].as_u64().unwrap()).unwrap();
+        let rows = match &part["rows"] {
+            Value::Array(rows) => {
+                [&rows[0], &rows[1]].map(|row| usize::try_from(row.as_u64().unwrap()).unwrap())
+            }
+            _ => [0, whole.len() / row],
+        };
+        assert_eq!(part["weights"].as_u64().unwrap(), ((rows[1] - rows[0]) * row / 2) as u64);
+        let (index, cost) = match precision {
+            "e8m1" => (0, 10.0),
+            "e8m3+g2" => (1, 14.0),
+            _ => (2, 16.0),
+        };
+        seen[index] += 1;
+        let own = part["weights"].as_f64().unwrap();
+        (spent, weights) = (spent + cost * own, weights + own);
+        let viewed = match precision {
+            "full" => whole.to_vec(),
+            spelling => reference(Format::Bf16, spelling, whole).unwrap(),
+        };
+        let range = rows[0] * row..rows[1] * row;
+        wanted[at + range.start..at + range.end].copy_from_slice(&viewed[range]);
+    }
+    assert!(seen.iter().all(|count| *count > 0), "all precisions are used: {seen:?}");
+    assert!((spent / weights - bits).abs() < 1e-9);
+    assert!(shown == wanted);
+
+    let told = |name: &str| {
+        let rows = advice["precisions"].as_array().unwrap().iter();
+        rows.clone().find(|row| row["name"] == name).unwrap_or_else(|| panic!("{name} is judged"))
+    };
+    assert_eq!(told("the map")["perplexity"].as_f64().unwrap().to_bits(), perplexity(&shown).to_bits());
+    assert_eq!(told("full")["perplexity"].as_f64().unwrap().to_bits(), perplexity(&full).to_bits());
+    let uniform = place.read("stories260K-bf16@e8m1.safetensors");
+    // Gains stay in full under advice, and not in the file at one precision.
+    assert!(uniform != shown);
+    let fetched = |name: &str| told(name)["fetched_bytes"].as_u64().unwrap();
+    assert!(fetched("e8m1") < fetched("the map") && fetched("the map") < fetched("full"));
+}
+
+#[test]
+fn what_no_advice_can_be_given_on_is_refused_with_what_to_do() {
+    let place = Place::new();
+    for (words, says) in [
+        (&["--budget", "8"][..], "with the coarsest precisions it is 10.00; add a coarser one with --views"),
+        (&["--budget", "0"], "it is 1 to 16"),
+        (&["--budget", "NaN"], "it is 1 to 16"),
+        (&["--budget", "11", "--views", "fp8_e4m3fn"], "give views that mask"),
+        (&["--budget", "11", "--views", "e9m1"], "e9m1"),
+        (&["--budget", "11", "--check-tokens", "100000"], "the model takes 2 to 512"),
+        (&["--budget", "11", "--text", "/dev/null"], "has 1 tokens"),
+        (&["--budget", "11", "--out", "/nowhere/map.toml"], "cannot write the map /nowhere/map.toml"),
+    ] {
+        let words = advise(&place, words);
+        let words: Vec<_> = words.iter().map(String::as_str).collect();
+        let said = place.refused(&words);
+        assert!(said.contains(says), "{words:?}: {said}");
+    }
+    let other =
+        place.write("other.safetensors", &crate::common::safetensors(&[("w", "BF16", vec![4], vec![0; 8])]));
+    let text = of_models("story.txt");
+    let common = ["--text", text.as_str(), "--budget", "11"];
+    let said =
+        place.refused(&[&["advise", other.as_str(), "--tokenizer", text.as_str()][..], &common].concat());
+    assert!(said.contains("its metadata has no `config`"), "{said}");
+    let said = place.refused(&[&["advise", other.as_str()][..], &common].concat());
+    assert!(said.contains("has no vocabulary: give one with --tokenizer"), "{said}");
+    let said = place.refused(&[&["advise", other.as_str(), "--out", other.as_str()][..], &common].concat());
+    assert!(said.contains("would write over what is read"), "{said}");
+}
