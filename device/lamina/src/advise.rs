@@ -31,6 +31,8 @@ use self::{
 const FULL_BITS: u32 = 16;
 /// Budgets that can be asked for.
 const BUDGETS: RangeInclusive<f64> = 1.0..=16.0;
+/// What the map is called in the table.
+const MAP: &str = "the map";
 /// Parts that are listed: those whose precision matters most.
 const LISTED: usize = 10;
 
@@ -130,11 +132,8 @@ pub(crate) fn advise(args: &Advise) -> Result<()> {
             at: parts.iter().map(|part| (part, view)).collect(),
         }),
     );
-    let mixed = Judged {
-        name: "the map",
-        bits: float(spent(&ladders, &chosen)) / float(weights),
-        at: advised().collect(),
-    };
+    let mixed =
+        Judged { name: MAP, bits: float(spent(&ladders, &chosen)) / float(weights), at: advised().collect() };
     let judged: Vec<_> = judged.chain([mixed]).collect();
     let meter = Meter::of("judged", "precisions");
     let mut precisions = Vec::new();
@@ -247,6 +246,16 @@ fn print(advice: &Advice, args: &Advise) -> Result<()> {
         advice.check_tokens,
         advice.text_tokens
     )?;
+    let perplexity = |name: &str| {
+        let found = advice.precisions.iter().find(|precision| precision.name == name);
+        found.map_or(f64::INFINITY, |precision| precision.perplexity)
+    };
+    if let Some(uniform) = advice.uniform.as_deref().filter(|uniform| perplexity(uniform) <= perplexity(MAP))
+    {
+        print_line!(
+            "uniform {uniform} is as good here, and needs no map; more --text-tokens may find a better one"
+        )?;
+    }
     let mut parts: Vec<_> = advice.parts.iter().collect();
     let worst = |part: &Advised| part.divergence.iter().copied().fold(0.0, f64::max) / float(part.weights);
     parts.sort_by(|one, other| worst(other).total_cmp(&worst(one)));
