@@ -60,6 +60,9 @@ impl std::fmt::Display for KvLayout {
         if let Some(PagedRows { groups, block }) = self.paged {
             write!(f, ", {groups} parts a row in paged blocks of {block}")?;
         }
+        if let Some(packing) = self.lossy {
+            write!(f, ", lossy as {packing}")?;
+        }
         Ok(())
     }
 }

@@ -77,6 +77,7 @@ impl Device {
                 length,
                 elements,
                 layout: Layout::Weight,
+                lossy: false,
             });
             directory.views.push(ViewEntry {
                 tensor: index,
