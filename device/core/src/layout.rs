@@ -108,3 +108,30 @@ impl From<Layout> for lamina_abi::Layout {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lossy_layout_is_of_a_kind_that_earlier_programs_refuse() {
+        let lossy = Some("packkv:0.1,median,8".parse().unwrap());
+        let layout = Layout::Kv(KvLayout { lossy, ..KvLayout::rows(64, 64) });
+        let json = serde_json::to_value(layout).unwrap();
+        let want = serde_json::json!({
+            "kind": "lossy_kv", "channels": 64, "window": 64,
+            "lossy": { "scale": 0.1_f32, "repack": "median", "pack": 8 },
+        });
+        assert_eq!(json, want);
+        assert_eq!(serde_json::from_value::<Layout>(json).unwrap(), layout);
+        for (bad, why) in [
+            (r#"{"kind":"kv","channels":64,"lossy":{}}"#, "of the kind lossy_kv"),
+            (r#"{"kind":"lossy_kv","channels":64}"#, "says how"),
+            (r#"{"kind":"weight","lossy":{}}"#, "unknown field"),
+            (r#"{"kind":"lossy_kv","channels":64,"lossy":{"scale":7}}"#, "from 0.01 to 1"),
+        ] {
+            let said = serde_json::from_str::<Layout>(bad).unwrap_err().to_string();
+            assert!(said.contains(why), "{said}");
+        }
+    }
+}

@@ -118,6 +118,7 @@ pub fn stored(data: &[u8]) {
 pub fn packed(data: &[u8]) {
     let Ok(window) = PackedWindow::new(data) else { return };
     let query = vec![0.5; window.channels()];
+    let channels = u32::try_from(query.len()).map_or(f64::INFINITY, f64::from);
     for group in window.groups() {
         let side = group.side();
         let levels = side.unpack();
@@ -125,8 +126,7 @@ pub fn packed(data: &[u8]) {
         for (token, dot) in dots.iter().enumerate() {
             let of = levels.tokens()[token];
             let sum: f64 = levels.row(token).iter().map(|level| f64::from(*level) + f64::from(of.zero)).sum();
-            let (want, size) =
-                (sum * f64::from(of.scale()) / 2.0, query.len() as f64 * 4e4 * f64::from(of.scale()));
+            let (want, size) = (sum * f64::from(of.scale()) / 2.0, channels * 4e4 * f64::from(of.scale()));
             assert!(size > 1e37 || (f64::from(*dot) - want).abs() <= size * 1e-4, "{dot}, not {want}");
         }
         let _ = group.dot(0..query.len(), &query);

@@ -96,7 +96,7 @@ fn blocks(file: &Path, side: &str) -> Result<Vec<Vec<f32>>> {
     let model = ModelFile::open(file)?;
     let mut layers = Vec::new();
     for tensor in model.tensors().iter().filter(|tensor| tensor.name.ends_with(&format!(".{side}"))) {
-        ensure!(tensor.format == Format::Bf16, "{} is no bf16", tensor.name);
+        ensure!(tensor.format == Format::Bf16.name(), "{} is no bf16", tensor.name);
         let [tokens, channels] = tensor.shape[..] else { continue };
         let mut bytes = vec![0; usize::try_from(tensor.length)?];
         model.read(tensor, 0, &mut bytes)?;
@@ -118,9 +118,12 @@ fn blocks(file: &Path, side: &str) -> Result<Vec<Vec<f32>>> {
 
 impl Case {
     fn open(&self) -> Result<Vec<PackedSide<'_>>> {
-        let side =
-            |stored: &'_ Vec<u8>| Ok(PackedSide::both(stored, [CHANNELS, 0])?.into_iter().next().expect("K"));
-        self.stored.iter().map(side).collect()
+        let mut sides = Vec::with_capacity(self.stored.len());
+        for stored in &self.stored {
+            let [side, _] = PackedSide::both(stored, [CHANNELS, 0])?;
+            sides.push(side);
+        }
+        Ok(sides)
     }
 
     /// Every head's products by both ways.

@@ -74,6 +74,10 @@ impl PackedSide<'_> {
 
     /// An octet of a channel in which each pack has so many tokens, by a processor's way to give
     /// bits of a word to the bits of a mask.
+    #[expect(
+        clippy::inline_always,
+        reason = "it must become part of the loop that is compiled for each processor"
+    )]
     #[inline(always)]
     fn octet<const PACK: usize>(
         &self,
@@ -174,6 +178,7 @@ impl PackedSide<'_> {
 }
 
 /// Whether no level of a side is above `most`, at most 127.
+#[expect(clippy::inline_always, reason = "as above")]
 #[inline(always)]
 fn fit<const PACK: usize>(side: &PackedSide<'_>, most: u8, spread: impl Fn(u64, u64) -> u64 + Copy) -> bool {
     // What is above `most` then has the highest bit of its byte.
@@ -182,13 +187,14 @@ fn fit<const PACK: usize>(side: &PackedSide<'_>, most: u8, spread: impl Fn(u64, 
     for octet in 0..OCTETS {
         for channel in 0..side.channels {
             let levels = side.octet::<PACK>(channel, octet, spread);
-            above |= levels | (levels & !HIGHEST) + add;
+            above |= levels | ((levels & !HIGHEST) + add);
         }
     }
     above & HIGHEST == 0
 }
 
 /// Puts the levels of a side to their tokens' rows in `values`.
+#[expect(clippy::inline_always, reason = "as above")]
 #[inline(always)]
 fn unpack<const PACK: usize>(
     side: &PackedSide<'_>,
@@ -244,6 +250,7 @@ fn weigh<const PACK: usize>(
 }
 
 /// Gives the lowest bits of `word` to the bits of a mask of [`MASKS`], lowest first.
+#[expect(clippy::inline_always, reason = "as above")]
 #[inline(always)]
 fn spread(word: u64, mask: u64) -> u64 {
     let length = (mask & 0xff).count_ones();

@@ -32,7 +32,7 @@ impl Rows {
 
     /// The row quantised, or none if it is to be kept as it is: it has a value that is not finite,
     /// or what comes back would come back otherwise the next time.
-    pub(super) fn quantise(&self, words: &[u16]) -> Option<Row> {
+    pub(super) fn quantise(self, words: &[u16]) -> Option<Row> {
         let values: Vec<f32> = words.iter().map(|word| self.widen(*word)).collect();
         if values.iter().any(|value| !value.is_finite()) {
             return None;
@@ -47,7 +47,7 @@ impl Rows {
     }
 
     /// The row as it comes back, if it is one that did.
-    fn came_back(&self, words: &[u16], values: &[f32]) -> Option<Row> {
+    fn came_back(self, words: &[u16], values: &[f32]) -> Option<Row> {
         let least = values.iter().copied().fold(f32::INFINITY, f32::min);
         let most = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let tried = |scale: f32| {
@@ -85,11 +85,11 @@ impl Rows {
     }
 
     /// What a quantised row stands for.
-    pub(super) fn restore(&self, (token, levels): &Row) -> Vec<u16> {
+    pub(super) fn restore(self, (token, levels): &Row) -> Vec<u16> {
         levels.iter().map(|level| self.narrow(token.value(*level))).collect()
     }
 
-    pub(super) fn widen(&self, word: u16) -> f32 {
+    pub(super) fn widen(self, word: u16) -> f32 {
         match self.format {
             Format::Fp16 => widen_fp16(word),
             _ => f32::from_bits(u32::from(word) << 16),
@@ -97,7 +97,7 @@ impl Rows {
     }
 
     /// The nearest finite number of the format, of two the even one.
-    pub(super) fn narrow(&self, value: f32) -> u16 {
+    pub(super) fn narrow(self, value: f32) -> u16 {
         match self.format {
             Format::Fp16 => narrow_fp16(value),
             _ => narrow_bf16(value),
@@ -105,7 +105,7 @@ impl Rows {
     }
 
     /// The largest relative error of rounding to the format.
-    fn rounding(&self) -> f64 {
+    fn rounding(self) -> f64 {
         match self.format {
             Format::Fp16 => 1.0 / 2048.0,
             _ => 1.0 / 256.0,
@@ -214,12 +214,13 @@ mod tests {
 
     /// Words of a row: of all sizes, of one size, far from zero, few different ones.
     fn words() -> impl Strategy<Value = Vec<u16>> {
-        let calm = (-1000_i32..1000, 0_i32..3000).prop_map(|(value, offset)| (value + offset) as f32 / 100.0);
+        let calm =
+            (-1000_i16..1000, 0_i16..3000).prop_map(|(value, offset)| f32::from(value + offset) / 100.0);
         let row = |element: BoxedStrategy<u16>| prop::collection::vec(element, 1..40);
         let bits = |value: f32| half(value.to_bits() >> 16);
         prop_oneof![
             4 => row(calm.prop_map(bits).boxed()),
-            2 => row((0_i32..64).prop_map(move |value| bits(300.0 + value as f32 / 8.0)).boxed()),
+            2 => row((0_u8..64).prop_map(move |value| bits(300.0 + f32::from(value) / 8.0)).boxed()),
             2 => row(any::<u16>().boxed()),
             1 => row(prop::sample::select(vec![0, 0x8000, 0x3f80, 1, 0x8001, 0x7bff, 0xfbff]).boxed()),
             1 => row((0_u16..16).boxed()),

@@ -80,7 +80,7 @@ impl WindowPacker {
         let row = u64::from(layout.channels) * WIDTH as u64;
         let is_whole = |tokens: u32| {
             let bytes = u64::from(tokens) * row;
-            tokens.is_multiple_of(TOKENS as u32)
+            u64::from(tokens).is_multiple_of(TOKENS as u64)
                 && bytes > 0
                 && bytes.is_multiple_of(BLOCK_BYTES as u64)
                 && bytes <= (MAX_BLOCKS * BLOCK_BYTES) as u64

@@ -8,7 +8,7 @@ use std::{
 
 use proptest::prelude::*;
 
-use super::image_tests::{BLOCK, BLOCKS, agree, config, open_as};
+use super::image_tests::{BLOCK, agree, config, open_as};
 use super::*;
 use crate::layout::Layout;
 use lamina_codec::{
@@ -357,26 +357,6 @@ fn what_cannot_be_lossy_is_refused_with_the_reason() {
     assert!(why.contains("w: lossy coding: it was not asked for"), "{why}");
 }
 
-#[test]
-fn a_lossy_layout_is_of_a_kind_that_earlier_programs_refuse() {
-    let json = serde_json::to_value(lossy().layout).unwrap();
-    let want = serde_json::json!({
-        "kind": "lossy_kv", "channels": 64, "window": 64,
-        "lossy": { "scale": 0.1_f32, "repack": "median", "pack": 8 },
-    });
-    assert_eq!(json, want);
-    assert_eq!(serde_json::from_value::<Layout>(json).unwrap(), lossy().layout);
-    for (bad, why) in [
-        (r#"{"kind":"kv","channels":64,"lossy":{}}"#, "of the kind lossy_kv"),
-        (r#"{"kind":"lossy_kv","channels":64}"#, "says how"),
-        (r#"{"kind":"weight","lossy":{}}"#, "unknown field"),
-        (r#"{"kind":"lossy_kv","channels":64,"lossy":{"scale":7}}"#, "from 0.01 to 1"),
-    ] {
-        let said = serde_json::from_str::<Layout>(bad).unwrap_err().to_string();
-        assert!(said.contains(why), "{said}");
-    }
-}
-
 #[derive(Clone, Debug)]
 enum Operation {
     Write {
@@ -511,5 +491,4 @@ fn a_snapshot_and_the_image_it_is_restored_to_are_lossy_where_the_device_is() {
     let restored = Device::open(Image::open(&to).unwrap().unwrap(), &DeviceConfig::new(0, 0)).unwrap();
     assert!(read(&restored, 0, ALL) == read(&device, 0, ALL));
     assert_eq!((are_lossy(&restored), restored.tensors()), (are_lossy(&device), device.tensors()));
-    assert!(BLOCKS * BLOCK >= 4 * BLOCK + ALL * ROW);
 }

@@ -93,7 +93,9 @@ fn slow(stored: &[u8]) -> Vec<f64> {
         let mut from = 8;
         if block[2] == 1 {
             let mut order = Bits(&block[8..56], 0);
-            places.iter_mut().for_each(|place| *place = order.take(6) as usize);
+            for place in &mut places {
+                *place = order.take(6) as usize;
+            }
             from = 56;
         }
         let of_token = |token: usize| {
@@ -103,7 +105,7 @@ fn slow(stored: &[u8]) -> Vec<f64> {
         };
         let mut levels = vec![0; 64 * channels];
         if bits > 0 {
-            let lengths = (0..).find(|count| bits < 1 << count).unwrap();
+            let lengths = (0..8).find(|count| bits < 1 << count).unwrap();
             let mut packs = Bits(&block[from + 256..], 0);
             let heads: Vec<_> =
                 (0..64 / pack * channels).map(|_| (packs.take(bits), packs.take(lengths))).collect();
