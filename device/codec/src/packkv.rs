@@ -50,8 +50,8 @@
 //! | … | packs of K, padded to whole bytes; then those of V |
 //!
 //! Packs of a side are in rounds, all channels' packs of the same tokens. First come all rounds'
-//! least values and lengths, for each pack B bits and as many as hold B, padded to whole bytes; then
-//! their payloads. If B is 0 there is nothing. Padding is zeros.
+//! least values and lengths, for each pack B bits and as many as hold B, padded to whole bytes;
+//! then their payloads. If B is 0 there is nothing. Padding is zeros.
 
 mod bits;
 #[doc(hidden)]

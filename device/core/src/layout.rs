@@ -4,8 +4,8 @@
 //! Those of `kv` tensors enter a window at a time, channel by channel where that is worth it: see
 //! [`lamina_codec::kv`]. What a layout did on the way to the codec its inverse undoes on the way
 //! back, but for a `kv` layout that says it is lossy: full windows of that are coded as in
-//! [`lamina_codec::packkv`]. A device in the modes `plain` and `gcomp` has one layout for everything, words in address
-//! order.
+//! [`lamina_codec::packkv`]. A device in the modes `plain` and `gcomp` has one layout for
+//! everything, words in address order.
 
 use serde::{Deserialize, Serialize};
 

@@ -208,8 +208,8 @@ enum What {
         #[arg(long, default_value_t = POOL_ROUNDS, value_parser = clap::value_parser!(u32).range(1..=1000))]
         rounds: u32,
     },
-    /// Attention's products with packed KV caches, lossy as in PackKV: fused, beside values that are
-    /// unpacked first
+    /// Attention's products with packed KV caches, lossy as in PackKV: fused, beside values that
+    /// are unpacked first
     Packkv {
         /// Rounds, of which the median counts
         #[arg(long, default_value_t = PACKKV_ROUNDS, value_parser = clap::value_parser!(u32).range(1..=10_000))]

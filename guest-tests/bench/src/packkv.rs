@@ -4,8 +4,8 @@
 //! * K and V are those of the bundled cache: a token's row is all its layers side by side, again
 //!   and again until it has [`CHANNELS`]. Heads have [`HEAD`] channels.
 //! * Both sides begin with the same packed bytes, which are looked through and checked before
-//!   ("opened"), as once for a sequence; a column says what that takes. Unpacking first writes every
-//!   value to memory, and multiplies then.
+//!   ("opened"), as once for a sequence; a column says what that takes. Unpacking first writes
+//!   every value to memory, and multiplies then.
 //! * One thread. Both take turns, and medians are over all rounds. What they give is compared.
 
 use std::{hint::black_box, path::Path, time::Instant};

@@ -72,7 +72,7 @@ mod tests {
         let bf16 = |values: &[f32]| {
             values.iter().flat_map(|value| value.to_le_bytes()[2..].to_vec()).collect::<Vec<u8>>()
         };
-        // Spans of 8 in steps of 0.8, which is 0.80078125 as a bfloat16: -4, -1, 0, 2 and 6 of them.
+        // Steps of a tenth of 8, which is 0.80078125 as a bfloat16: -4, -1, 0, 2 and 6 of them.
         let mut row = bf16(&[-3.0, -1.0, 0.0, 2.0, 5.0]);
         pack(&mut row, 0.1);
         assert_eq!(row, bf16(&[-3.203_125, -0.800_781_25, 0.0, 1.601_562_5, 4.812_5]));

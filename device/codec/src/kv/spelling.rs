@@ -28,8 +28,8 @@ impl FromStr for Preset {
 impl FromStr for KvLayout {
     type Err = KvError;
 
-    /// `CHANNELS[,WINDOW][,stride=STRIDE]` or `PRESET:HEADS,HEAD_SIZE,BLOCK_SIZE[,WINDOW]`, and behind
-    /// either `,lossy=PACKING`.
+    /// `CHANNELS[,WINDOW][,stride=STRIDE]` or `PRESET:HEADS,HEAD_SIZE,BLOCK_SIZE[,WINDOW]`, and
+    /// behind either `,lossy=PACKING`.
     fn from_str(text: &str) -> Result<Self, KvError> {
         if let Some((layout, packing)) = text.split_once(",lossy=") {
             let packing =

@@ -127,8 +127,8 @@ impl WindowPacker {
         (out.len() < window.len()).then_some(out)
     }
 
-    /// The same as a bundle for each block of the window, which are pieces of what is stored, none of
-    /// them empty: whether it is coded.
+    /// The same as a bundle for each block of the window, which are pieces of what is stored, none
+    /// of them empty: whether it is coded.
     pub fn encode_to(&self, window: &[u8], bundles: &mut Vec<Bundle>) -> bool {
         let Some(stored) = self.encode(window) else { return false };
         let count = window.len() / BLOCK_BYTES;

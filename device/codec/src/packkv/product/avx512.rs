@@ -1,4 +1,5 @@
-//! Packs with AVX-512 and BMI2: `pdep` gives each level a byte, and sixteen are multiplied at a time.
+//! Packs with AVX-512 and BMI2: `pdep` gives each level a byte, and sixteen are multiplied at a
+//! time.
 
 use std::arch::x86_64::{
     __m512, _mm_set_epi64x, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_fmadd_ps, _mm512_loadu_ps,

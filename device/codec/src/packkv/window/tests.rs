@@ -167,7 +167,7 @@ proptest! {
         let Some(stored) = packer.encode(&window) else { return Ok(()) };
         let (mut once, mut twice) = (vec![0; window.len()], vec![0; window.len()]);
         packer.decode(&stored, &mut once).unwrap();
-        // A token whose values are all near zero may have become zeros: then the window is not full.
+        // A token whose values are all near zero may have become zeros: then it is not full.
         let Some(stored) = packer.encode(&once) else { return Ok(()) };
         packer.decode(&stored, &mut twice).unwrap();
         prop_assert_eq!(once, twice);
