@@ -109,6 +109,18 @@ impl Bundle {
         self.encode_planes(encoder, format, codec, words, Some(details), None);
     }
 
+    /// Makes it a piece of a KV window that was coded with loss.
+    ///
+    /// # Panics
+    /// If the piece is longer than a block.
+    pub fn put_packed(&mut self, piece: &[u8]) {
+        assert!(piece.len() <= BLOCK_BYTES, "a piece of {} bytes", piece.len());
+        self.bytes[..piece.len()].copy_from_slice(piece);
+        (self.start, self.length) = (0, piece.len());
+        let length = u16::try_from(piece.len()).expect("at most a block");
+        self.stored = Some(Stored::Packed { length, check: crc32c(piece) });
+    }
+
     /// Makes it the bundle of a block of zeros.
     pub fn clear(&mut self) {
         (self.stored, self.start, self.length) = (None, 0, 0);
@@ -331,12 +343,11 @@ impl Stored {
         head: &mut Option<head::Found<'a>>,
     ) -> Result<(), BlockError> {
         match self {
+            Self::Packed { .. } => {
+                Err(BlockError::Window { what: "a piece of a lossy window stands for nothing by itself" })
+            }
             Self::Words { codec, length, check } => {
-                let bytes = &bundle[..usize::from(*length).min(BLOCK_BYTES)];
-                let computed = crc32c(bytes);
-                if computed != *check {
-                    return Err(BlockError::WordsCheck { computed, stored: *check });
-                }
+                let bytes = checked_bytes(*length, *check, bundle)?;
                 if bytes.len() == BLOCK_BYTES {
                     words.copy_from_slice(bytes);
                     return Ok(());
@@ -494,6 +505,26 @@ impl Joint {
         }
         Ok(())
     }
+}
+
+impl Stored {
+    /// The piece of a KV window that is coded with loss, if it is one.
+    ///
+    /// # Errors
+    /// [`BlockError::WordsCheck`] if `bundle` is damaged.
+    pub fn packed_piece<'b>(&self, bundle: &'b [u8; MAX_BUNDLE]) -> Result<Option<&'b [u8]>, BlockError> {
+        match self {
+            Self::Packed { length, check } => checked_bytes(*length, *check, bundle).map(Some),
+            _ => Ok(None),
+        }
+    }
+}
+
+/// The first bytes of a bundle, which have this check.
+fn checked_bytes(length: u16, check: u32, bundle: &[u8; MAX_BUNDLE]) -> Result<&[u8], BlockError> {
+    let bytes = &bundle[..usize::from(length).min(BLOCK_BYTES)];
+    let computed = crc32c(bytes);
+    if computed == check { Ok(bytes) } else { Err(BlockError::WordsCheck { computed, stored: check }) }
 }
 
 /// Whether every byte of a block is zero.

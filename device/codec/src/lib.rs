@@ -68,6 +68,7 @@ pub mod internals {
         check::{Kernel as CheckKernel, Span, check},
         head::mend,
         kv::kernel::Kernel as KvKernel,
+        packkv::dense,
         plane::{Kernel as PlaneKernel, Planes, ZEROS},
         tree::{Decoder as TreeDecoder, Kernel as TreeKernel, Malformed, Workspace as TreeWorkspace},
     };

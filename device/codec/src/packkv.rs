@@ -46,27 +46,36 @@
 //! | 1, 1 | bits that hold the greatest `q` of K, of V: B |
 //! | 3 | zeros |
 //! | 48 | the order, if stored: for each place the number of its token, 6 bits |
-//! | 256, 256 | of K, of V: for each token its scale (bfloat16) and zero (16 bits) |
+//! | 256, 256 | of K, of V: for each token its scale (bfloat16) and zero (16 bits); nothing of a side of no channels |
 //! | … | packs of K, padded to whole bytes; then those of V |
 //!
 //! Packs of a side are in rounds, all channels' packs of the same tokens. First come all rounds'
-//! least values and lengths, for each pack B bits and as many as hold B; then their payloads. If B
-//! is 0 there is nothing.
+//! least values and lengths, for each pack B bits and as many as hold B, padded to whole bytes;
+//! then their payloads. If B is 0 there is nothing. Padding is zeros.
 
 mod bits;
+#[doc(hidden)]
+pub mod dense;
 mod order;
+mod packing;
 mod product;
 mod quantized;
+mod rows;
 #[cfg(test)]
 mod tests;
+mod window;
 
 pub use self::{
     order::{Order, Repack},
-    product::PackedSide,
+    packing::Packing,
+    product::{Kernel, PackedSide},
     quantized::{Quantized, RelativeScale, Token},
+    window::{PackedGroup, PackedWindow, WindowPacker},
 };
 
-use bits::{Reader, Writer, bits_of};
+use serde::{Deserialize, Serialize};
+
+use bits::{Writer, bits_of};
 
 /// Tokens of a block.
 pub const TOKENS: usize = 64;
@@ -87,6 +96,14 @@ pub enum PackKvError {
     /// A relative scale that cannot be.
     #[error("a relative scale of {0}: it has to be from 0.01 to 1")]
     Scale(f32),
+    /// A way of packing that is spelled wrong.
+    #[error("{text:?} is no packkv[:SCALE[,REPACK[,PACK]]], for example packkv:0.1,greedy,8: {why}")]
+    Spelling {
+        /// What was written.
+        text: String,
+        /// What is wrong.
+        why: String,
+    },
     /// Packs of another size.
     #[error("packs of {0} tokens: 4, 8 or 16 are known")]
     Pack(usize),
@@ -129,8 +146,23 @@ pub enum PackKvError {
 }
 
 /// Tokens of a pack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "usize", into = "usize")]
 pub struct PackTokens(usize);
+
+impl TryFrom<usize> for PackTokens {
+    type Error = PackKvError;
+
+    fn try_from(tokens: usize) -> Result<Self, PackKvError> {
+        Self::new(tokens)
+    }
+}
+
+impl From<PackTokens> for usize {
+    fn from(pack: PackTokens) -> Self {
+        pack.0
+    }
+}
 
 impl PackTokens {
     /// All that there are.
@@ -233,6 +265,8 @@ fn put_packs(side: &Quantized, order: &Order, pack: PackTokens, out: &mut Vec<u8
         writer.put((*least).into(), bits);
         writer.put(bits_of(most - least), length_bits(bits));
     }
+    drop(writer);
+    let mut writer = Writer::new(out);
     for (tokens, heads) in order.places().chunks(pack.0).zip(heads.chunks(side.channels())) {
         for (channel, (least, most)) in heads.iter().enumerate() {
             let length = bits_of(most - least);
@@ -260,7 +294,8 @@ impl<'b> PackedSide<'b> {
     /// # Errors
     /// [`PackKvError::Length`], [`PackKvError::Field`].
     pub fn both(bytes: &'b [u8], channels: [usize; 2]) -> Result<[Self; 2], PackKvError> {
-        let fixed = HEADER + 2 * TOKENS_BYTES;
+        let tokens_bytes = channels.map(|channels| if channels == 0 { 0 } else { TOKENS_BYTES });
+        let fixed = HEADER + tokens_bytes.iter().sum::<usize>();
         let (header, rest) = bytes
             .split_at_checked(HEADER)
             .ok_or(PackKvError::Length { bytes: bytes.len(), expected: fixed })?;
@@ -286,10 +321,10 @@ impl<'b> PackedSide<'b> {
         let too_short = PackKvError::Length { bytes: bytes.len(), expected };
         let (order, rest) = rest.split_at_checked(order_bytes).ok_or(too_short.clone())?;
         let order = if header[2] == 1 { Order::stored(order)? } else { Order::own() };
-        let (tokens, rest) = rest.split_at_checked(2 * TOKENS_BYTES).ok_or(too_short)?;
+        let (tokens, rest) = rest.split_at_checked(fixed - HEADER).ok_or(too_short)?;
         let at = bytes.len() - rest.len();
         let side = |side: usize, from: usize| {
-            let tokens = &tokens[side * TOKENS_BYTES..][..TOKENS_BYTES];
+            let tokens = if side == 0 { &tokens[..tokens_bytes[0]] } else { &tokens[tokens_bytes[0]..] };
             Self::new(bytes, from, (channels[side], header[3 + side].into()), tokens, pack, order.clone())
         };
         let (k, end) = side(0, at)?;
@@ -317,37 +352,41 @@ impl<'b> PackedSide<'b> {
         }
         let packs = channels.saturating_mul(pack.rounds());
         let too_short = |expected: usize| PackKvError::Length { bytes: block.len(), expected };
-        let head = bits + length_bits(bits);
-        let heads = packs.saturating_mul(head as usize);
+        let head_bits = bits + length_bits(bits);
+        let heads = packs.saturating_mul(head_bits as usize);
         let end = at.saturating_add(heads.div_ceil(8));
-        if end > block.len() {
-            return Err(too_short(end));
-        }
-        let mut reader = Reader::new(&block[at..]);
-        let mut payload = heads;
+        let bytes = block.get(at..end).ok_or(too_short(end))?;
+        check_padding(bytes, heads)?;
+        let mut payload = heads.next_multiple_of(8);
         side.heads.reserve_exact(packs);
-        for _ in 0..packs {
-            let (least, length) = (reader.take(bits), reader.take(length_bits(bits)));
-            if length > bits {
+        for index in 0..packs {
+            let head = bits::word(bytes, index * head_bits as usize);
+            let (least, length) = (head & ((1 << bits) - 1), head >> bits & ((1 << length_bits(bits)) - 1));
+            if length > bits.into() {
                 let bound = "at most the bits of its side";
-                return Err(PackKvError::Field { field: "length of a pack", value: length.into(), bound });
+                return Err(PackKvError::Field { field: "length of a pack", value: length, bound });
             }
             side.heads.push(product::Head {
                 least: u8::try_from(least).expect("at most 7 bits"),
                 length: u8::try_from(length).expect("at most 7"),
                 at: payload,
             });
-            payload = payload.saturating_add(pack.tokens() * length as usize);
+            payload = payload.saturating_add(pack.tokens() * usize::try_from(length).expect("at most 7"));
         }
         let end = at.saturating_add(payload.div_ceil(8));
         side.packs = block.get(at..end).ok_or(too_short(end))?;
-        let unused = side.packs.len() * 8 - payload;
-        let padding = side.packs.last().map_or(0, |last| u32::from(*last) << unused >> 8 << 8);
-        if padding != 0 {
-            let bound = "zeros";
-            return Err(PackKvError::Field { field: "padding of packs", value: padding.into(), bound });
-        }
+        check_padding(side.packs, payload)?;
         side.check_values()?;
         Ok((side, end))
     }
+}
+
+/// That what is behind these bits, to the end of the last byte, is zeros.
+fn check_padding(bytes: &[u8], bits: usize) -> Result<(), PackKvError> {
+    let unused = bytes.len() * 8 - bits;
+    let padding = bytes.last().map_or(0, |last| u32::from(*last) << unused >> 8 << 8);
+    if padding == 0 {
+        return Ok(());
+    }
+    Err(PackKvError::Field { field: "padding of packs", value: padding.into(), bound: "zeros" })
 }

@@ -24,7 +24,7 @@ fn contents() -> [(&'static str, Option<Layout>, Vec<u8>); 4] {
             .collect()
     };
     let text = noise.iter().map(|byte| b"the device stores what is there "[usize::from(byte % 32)]);
-    let kv = Layout::Kv(KvLayout { channels: 512, window: 64, stride: None, paged: None });
+    let kv = Layout::Kv(KvLayout::rows(512, 64));
     [
         ("bf16", Some(Layout::Weight), floats(1)),
         ("kv", Some(kv), floats(512)),

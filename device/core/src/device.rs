@@ -440,6 +440,8 @@ mod name_tests;
 #[cfg(test)]
 mod observer_tests;
 #[cfg(test)]
+mod packed_tests;
+#[cfg(test)]
 mod poison_tests;
 #[cfg(test)]
 mod snapshot_tests;

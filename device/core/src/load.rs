@@ -135,10 +135,14 @@ impl FromStr for KvRule {
     /// `PATTERN=LAYOUT`, see [`KvLayout`]; `*` in the pattern stands for anything.
     fn from_str(rule: &str) -> Result<Self, RuleError> {
         // A name may have a `=`, and so may a layout, behind a comma.
-        let (name, stride) = rule.rsplit_once(",stride=").map_or((rule, None), |(name, n)| (name, Some(n)));
+        let named = [",lossy=", ",stride="].into_iter();
+        let (name, more) = named.fold((rule, ""), |(name, more), part| match name.rfind(part) {
+            Some(at) => (&name[..at], &rule[at..]),
+            None => (name, more),
+        });
         let split = name.rsplit_once('=').filter(|(pattern, _)| !pattern.is_empty());
         let (pattern, layout) = split.ok_or_else(|| RuleError::Kv { rule: rule.to_owned() })?;
-        let layout = stride.map_or_else(|| layout.to_owned(), |stride| format!("{layout},stride={stride}"));
+        let layout = format!("{layout}{more}");
         Ok(Self { pattern: WildMatch::new(pattern), layout: Some(layout.parse()?) })
     }
 }

@@ -1,10 +1,10 @@
 //! Modes, owners, times and extended attributes.
 //!
-//! `user.lamina.format` and `user.lamina.kv` of a file say what its bytes are. Setting or removing
-//! one codes the file anew, all of it, before the call returns. Of a folder they are for what is
-//! made in it later.
+//! `user.lamina.format`, `user.lamina.kv` and `user.lamina.lossy` of a file say what its bytes are,
+//! and how they are kept. Setting or removing one codes the file anew, all of it, before the call
+//! returns. Of a folder they are for what is made in it later.
 
-use super::class::{Class, FORMAT, KV};
+use super::class::{Class, FORMAT, KV, LOSSY};
 use super::error::FileError;
 use super::state::{Change, Meta, Time};
 use super::{Caller, Files, now};
@@ -221,14 +221,14 @@ impl Files {
         value: Option<&[u8]>,
     ) -> Result<(), FileError> {
         let change = Change::Attribute { inode, name: name.to_vec(), value: value.map(<[u8]>::to_vec) };
-        if [FORMAT, KV].contains(&name) {
+        if [FORMAT, KV, LOSSY].contains(&name) {
             let (is_file, before, after) = {
                 let core = self.core.lock();
                 let node = core.state.node(inode)?;
-                let of = |which| {
+                let of = |which: &[u8]| {
                     if which == name { value } else { node.attributes.get(which).map(Vec::as_slice) }
                 };
-                (node.meta.is_file(), Class::of(node), Class::new(of(FORMAT), of(KV))?)
+                (node.meta.is_file(), Class::of(node), Class::new(of)?)
             };
             if is_file && before != after {
                 return self.recode(caller, inode, &after, change);

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use lamina_codec::BLOCK_BYTES;
 use lamina_codec::format::Format;
 use lamina_codec::kv::{KvLayout, Shape};
+use lamina_codec::packkv::Packing;
 use lamina_device::layout::Layout;
 
 use super::error::FileError;
@@ -16,6 +17,8 @@ use super::state::Node;
 pub(crate) const FORMAT: &[u8] = b"user.lamina.format";
 /// The attribute that says the layout of a KV cache.
 pub(crate) const KV: &[u8] = b"user.lamina.kv";
+/// The attribute that says how a KV cache is coded with loss.
+pub(crate) const LOSSY: &[u8] = b"user.lamina.lossy";
 /// Most bytes of a unit: rows that do not come out even with windows may be coded less well.
 const MAX_UNIT: u64 = 64 << 20;
 
@@ -31,14 +34,21 @@ impl Class {
     /// Bytes of which nothing is known.
     pub(crate) const OPAQUE: Self = Self { format: Format::Opaque, kv: None };
 
-    /// What attributes say. A layout without a format is one of bf16.
-    pub(crate) fn new(format: Option<&[u8]>, kv: Option<&[u8]>) -> Result<Self, FileError> {
+    /// What attributes say, of which `attribute` knows the values. A layout without a format is one
+    /// of bf16; bytes without a layout may be weights, and are not coded with loss.
+    pub(crate) fn new<'a>(attribute: impl Fn(&[u8]) -> Option<&'a [u8]>) -> Result<Self, FileError> {
+        let [format, kv, lossy] = [FORMAT, KV, LOSSY].map(attribute);
         let text = |bytes| {
             std::str::from_utf8(bytes)
                 .map(str::trim)
                 .map_err(|_| FileError::Invalid { what: "a format or a layout is text" })
         };
-        let kv = kv.map(|kv| Ok::<_, FileError>(KvLayout::from_str(text(kv)?)?)).transpose()?;
+        let mut kv = kv.map(|kv| Ok::<_, FileError>(KvLayout::from_str(text(kv)?)?)).transpose()?;
+        if let Some(lossy) = lossy {
+            let what = "user.lamina.lossy is for KV caches: set user.lamina.kv first";
+            let kv = kv.as_mut().ok_or(FileError::Invalid { what })?;
+            kv.lossy = Some(Packing::from_str(text(lossy)?)?);
+        }
         let format = match format {
             Some(format) => Format::from_str(text(format)?)?,
             None if kv.is_some() => Format::Bf16,
@@ -52,9 +62,8 @@ impl Class {
 
     /// What the attributes of an inode say.
     pub(crate) fn of(node: &Node) -> Self {
-        let attribute = |name| node.attributes.get(name).map(Vec::as_slice);
         // They were checked when they were set.
-        Self::new(attribute(FORMAT), attribute(KV)).unwrap_or(Self::OPAQUE)
+        Self::new(|name| node.attributes.get(name).map(Vec::as_slice)).unwrap_or(Self::OPAQUE)
     }
 
     pub(crate) fn format(&self) -> Format {
@@ -94,25 +103,41 @@ const fn gcd(mut a: u64, mut b: u64) -> u64 {
 mod tests {
     use super::*;
 
+    fn class(attributes: &[(&[u8], &str)]) -> Result<Class, FileError> {
+        Class::new(|name| {
+            let found = attributes.iter().find(|(named, _)| *named == name);
+            found.map(|(_, value)| value.as_bytes())
+        })
+    }
+
     #[test]
     fn attributes_say_what_bytes_are() {
-        assert_eq!(Class::new(None, None).unwrap(), Class::OPAQUE);
-        let bf16 = Class::new(Some(b"bf16"), None).unwrap();
+        assert_eq!(class(&[]).unwrap(), Class::OPAQUE);
+        let bf16 = class(&[(FORMAT, "bf16")]).unwrap();
         assert_eq!((bf16.format(), bf16.layout(), bf16.unit()), (Format::Bf16, Layout::Weight, 4096));
-        let kv = Class::new(None, Some(b"1024,64")).unwrap();
+        let kv = class(&[(KV, "1024,64")]).unwrap();
         assert_eq!((kv.format(), kv.unit()), (Format::Bf16, 1024 * 64 * 2));
         // 100 rows of 96 bytes are less than three blocks; after as many windows as that takes, a
         // row begins.
-        let odd = Class::new(Some(b"fp16"), Some(b"48,100")).unwrap();
+        let odd = class(&[(FORMAT, "fp16"), (KV, "48,100")]).unwrap();
         assert_eq!((odd.unit() % 96, odd.unit() % (3 * 4096)), (0, 0));
-        for class in [Class::OPAQUE, bf16, kv, odd] {
+        let lossy = class(&[(KV, "1024,64"), (LOSSY, "packkv:0.2")]).unwrap();
+        assert_eq!(lossy.layout().lossy().unwrap().to_string(), "packkv:0.2,greedy,8");
+        for class in [Class::OPAQUE, bf16, kv, odd, lossy] {
             assert_eq!(serde_json::from_str::<Class>(&class.key()).unwrap(), class);
         }
-        for (format, kv) in
-            [(Some("bf17"), None), (None, Some("0,5")), (None, Some("x")), (Some("\u{e9}"), None)]
-        {
-            let refused = Class::new(format.map(str::as_bytes), kv.map(str::as_bytes)).unwrap_err();
-            assert_eq!(refused.errno(), libc::EINVAL);
+        for refused in [
+            &[(FORMAT, "bf17")][..],
+            &[(KV, "0,5")],
+            &[(KV, "x")],
+            &[(FORMAT, "\u{e9}")],
+            // Of what may be weights, of no whole windows, of another coding.
+            &[(LOSSY, "packkv")],
+            &[(FORMAT, "bf16"), (LOSSY, "packkv")],
+            &[(KV, "20,64"), (LOSSY, "packkv")],
+            &[(KV, "64,64"), (LOSSY, "kivi")],
+        ] {
+            assert_eq!(class(refused).unwrap_err().errno(), libc::EINVAL);
         }
     }
 }

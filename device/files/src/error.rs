@@ -4,7 +4,9 @@ use std::io;
 
 use lamina_codec::format::UnknownFormat;
 use lamina_codec::kv::KvError;
+use lamina_codec::packkv::PackKvError;
 use lamina_device::device::DeviceError;
+use lamina_device::tensor::TensorError;
 
 /// Why a request is refused.
 #[derive(Debug, thiserror::Error)]
@@ -141,6 +143,9 @@ pub enum FileError {
     /// A KV layout that cannot be.
     #[error(transparent)]
     Kv(#[from] KvError),
+    /// A lossy coding that cannot be.
+    #[error(transparent)]
+    Lossy(#[from] PackKvError),
     /// What the log says cannot be.
     #[error("the log of the files cannot be used: {why}")]
     Damaged {
@@ -171,7 +176,11 @@ impl FileError {
             Self::IsFolder { .. } => libc::EISDIR,
             Self::NotFolder { .. } => libc::ENOTDIR,
             Self::NotEmpty { .. } => libc::ENOTEMPTY,
-            Self::Invalid { .. } | Self::Format(_) | Self::Kv(_) => libc::EINVAL,
+            Self::Invalid { .. }
+            | Self::Format(_)
+            | Self::Kv(_)
+            | Self::Lossy(_)
+            | Self::Device(DeviceError::Tensor(TensorError::Kv { .. })) => libc::EINVAL,
             Self::Unsupported { .. } => libc::EOPNOTSUPP,
             Self::NotPermitted { .. } => libc::EPERM,
             Self::TooManyLinks { .. } => libc::EMLINK,

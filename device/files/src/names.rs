@@ -1,6 +1,6 @@
 //! Names: what is in folders, and what they stand for.
 
-use super::class::{FORMAT, KV};
+use super::class::{FORMAT, KV, LOSSY};
 use super::error::FileError;
 use super::state::{Change, FIRST_PLACE, Meta, ROOT};
 use super::{Caller, Core, Files, now, places_of};
@@ -127,7 +127,7 @@ impl Files {
         if !new.target.is_empty() {
             changes.push(Change::Target { inode, target: new.target.to_vec() });
         }
-        for name in [FORMAT, KV].into_iter().filter(|_| inherits) {
+        for name in [FORMAT, KV, LOSSY].into_iter().filter(|_| inherits) {
             if let Some(value) = node.attributes.get(name) {
                 changes.push(Change::Attribute { inode, name: name.to_vec(), value: Some(value.clone()) });
             }

@@ -10,11 +10,13 @@ mod traced;
 mod values;
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand};
 use lamina_codec::Codec;
 use lamina_codec::format::Format;
 use lamina_codec::kv::KvLayout;
+use lamina_codec::packkv::Packing;
 use lamina_device::analyze::packkv::Scales;
 
 pub(crate) use self::advise::Advise;
@@ -286,7 +288,9 @@ Examples:
   A matrix by its shape, coded with zstd:
       lamina tensor add head --shape 32000x4096 --format bf16 --codec zstd
   A KV cache of rows with 1024 channels, in windows of 128 tokens, at a place of one's own:
-      lamina tensor add cache.k --length 64M --format bf16 --kv 1024,128 --at 0x10000000")]
+      lamina tensor add cache.k --length 64M --format bf16 --kv 1024,128 --at 0x10000000
+  One that is packed with loss, a token's values in steps of a tenth of what they span:
+      lamina tensor add cache.v --length 64M --format bf16 --kv 1024,64 --lossy packkv:0.1")]
 pub(crate) struct TensorAdd {
     /// Its name, unique on the device; PARTITION/NAME where there are guests.
     pub(crate) name: String,
@@ -302,6 +306,16 @@ pub(crate) struct TensorAdd {
     /// It is a KV cache, written as for `lamina analyze --kv`.
     #[arg(long, value_parser = kv_layout, value_name = "CHANNELS[,WINDOW]")]
     pub(crate) kv: Option<KvLayout>,
+    /// Code its full windows with loss, as in PackKV: a token's values in steps of SCALE of what
+    /// they span [0.01 to 1, default 0.1], its tokens in an order found by REPACK [none, median,
+    /// default greedy], PACK of them together [4, 16, default 8]. For bf16 and fp16 in windows of
+    /// whole groups of 64 tokens and whole blocks of 4096 bytes.
+    #[arg(long, value_parser = Packing::from_str, value_name = "packkv[:SCALE[,REPACK[,PACK]]]")]
+    pub(crate) lossy: Option<Packing>,
+    /// Code it with loss even though it is no KV cache and so may hold weights, in rows of its
+    /// shape's last dimension.
+    #[arg(long, requires = "lossy", requires = "shape", conflicts_with = "kv")]
+    pub(crate) force_lossy: bool,
     /// Its shape, outermost dimension first, for example 32000x4096 [default: one dimension].
     #[arg(long, value_parser = shape, value_name = "AxBx…")]
     pub(crate) shape: Option<Dimensions>,

@@ -13,6 +13,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use indicatif::{BinaryBytes, HumanCount};
+use lamina_codec::kv::{KvLayout, Shape};
 use lamina_device::{layout::Layout, tensor::TensorSpec};
 use lamina_serve::peer;
 use serde_json::{Value, json};
@@ -374,9 +375,31 @@ fn spec(add: &TensorAdd) -> Result<TensorSpec> {
         elements: None,
         shape,
         format: add.format,
-        layout: add.kv.map_or(Layout::Weight, Layout::Kv),
+        layout: layout(add)?,
         codec: add.codec,
     })
+}
+
+/// The layout that is asked for. Weights are coded with loss only if that is said twice.
+fn layout(add: &TensorAdd) -> Result<Layout> {
+    let TensorAdd { name, kv, lossy, .. } = add;
+    match (kv, lossy) {
+        (Some(kv), lossy) => Ok(Layout::Kv(KvLayout { lossy: *lossy, ..*kv })),
+        (None, None) => Ok(Layout::Weight),
+        (None, Some(_)) if !add.force_lossy => bail!(
+            "{name}: what is no KV cache may hold weights, which lossy coding would change: say --kv CHANNELS[,WINDOW] if \
+             it is one, or --force-lossy with its --shape to have it so all the same"
+        ),
+        (None, lossy) => {
+            let row = add.shape.as_ref().and_then(|shape| shape.0.last()).copied().unwrap_or_default();
+            let channels = u32::try_from(row).with_context(|| format!("{name}: rows of {row} elements"))?;
+            let of = |window| KvLayout { lossy: *lossy, ..KvLayout::rows(channels, window) };
+            let can_be = |window: &u32| Shape::new(add.format, &of(*window)).is_ok();
+            // If none can be, the device says why.
+            let window = [64, 128, 192, 256].into_iter().find(can_be).unwrap_or(64);
+            Ok(Layout::Kv(of(window)))
+        }
+    }
 }
 
 /// A name as a part of a URL's path.

@@ -203,6 +203,7 @@ fn routes(live: Live) -> Vec<(&'static str, MethodRouter<Control>)> {
         ("/live", get(move || watch(live.clone()))),
         ("/tensors", get(tensors).post(create_tensors)),
         ("/tensors/{*name}", delete(remove_tensor).patch(resize_tensor)),
+        ("/packed/{window}/{*name}", get(packed)),
         ("/views", get(views).post(create_view).delete(remove_view)),
         ("/disks", get(disks)),
         ("/guests", get(guests)),
@@ -516,6 +517,16 @@ async fn remove_tensor(
     is_json(&headers)?;
     blocking(move || control.remove_tensor(&name)).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// A window of a lossy tensor as it is stored; nothing if it is exact.
+async fn packed(
+    State(control): State<Control>,
+    Segment((window, name)): Segment<(u64, String)>,
+) -> Result<Response, Refusal> {
+    let bytes = blocking(move || control.packed_window(&name, window)).await?;
+    let kind = [(header::CONTENT_TYPE, "application/octet-stream")];
+    Ok(bytes.map_or_else(|| StatusCode::NO_CONTENT.into_response(), |bytes| (kind, bytes).into_response()))
 }
 
 #[derive(Deserialize)]

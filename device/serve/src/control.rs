@@ -407,6 +407,18 @@ impl Control {
         })
     }
 
+    /// What is stored of a window of a lossy tensor, none if that is exact.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such tensor, or it is not lossy or has not so many windows.
+    pub fn packed_window(&self, name: &str, window: u64) -> Result<Option<Vec<u8>>, ControlError> {
+        Ok(match &self.only {
+            Some((partition, _)) => partition.packed_window(name, window)?,
+            None => self.device.packed_window(name, window)?,
+        })
+    }
+
     /// Drops a view that came or went, and the directory, from all page caches.
     fn view_changed(&self, view: &ViewInfo) -> Result<(), ControlError> {
         let start = self.views_window().start;

@@ -28,6 +28,7 @@ pub use self::{
 use lamina_codec::block::{Bundle, MAX_BUNDLE, MAX_CHECKS, Stored};
 use lamina_codec::format::Format;
 use lamina_codec::kv::KvLayout;
+use lamina_codec::packkv::{PackedWindow, TOKENS};
 use lamina_codec::plane::{self, PlaneMask};
 use lamina_codec::{BLOCK_BYTES, BlockWords};
 use lamina_codec::{Codec, Decoder, Encoder, internals};
@@ -110,6 +111,27 @@ pub fn stored(data: &[u8]) {
     let _ = Decoder::new().block(&stored, mask, &bundle, &mut words);
     let again = Entry { epoch, place: Some(Place { segment, stored, lossy }) };
     assert_eq!(Entry::decode(version, &again.encode(version)).as_ref(), Ok(&again), "the entry changed");
+}
+
+/// Reads a packed KV window that nobody may have written, and computes with it: whatever the
+/// processor, products are those of what comes back.
+pub fn packed(data: &[u8]) {
+    let Ok(window) = PackedWindow::new(data) else { return };
+    let query = vec![0.5; window.channels()];
+    let channels = u32::try_from(query.len()).map_or(f64::INFINITY, f64::from);
+    for group in window.groups() {
+        let side = group.side();
+        let levels = side.unpack();
+        let dots = side.dot(0..query.len(), &query);
+        for (token, dot) in dots.iter().enumerate() {
+            let of = levels.tokens()[token];
+            let sum: f64 = levels.row(token).iter().map(|level| f64::from(*level) + f64::from(of.zero)).sum();
+            let (want, size) = (sum * f64::from(of.scale()) / 2.0, channels * 4e4 * f64::from(of.scale()));
+            assert!(size > 1e37 || (f64::from(*dot) - want).abs() <= size * 1e-4, "{dot}, not {want}");
+        }
+        let _ = group.dot(0..query.len(), &query);
+        group.weigh(0..query.len(), &[0.5; TOKENS], &mut query.clone());
+    }
 }
 
 /// Opens a checkpoint and reads from every tensor: a flag byte, then the file; or, if the flag's

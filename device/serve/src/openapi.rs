@@ -8,6 +8,7 @@
 
 use std::sync::LazyLock;
 
+use lamina_codec::packkv::{PackTokens, RelativeScale, Repack};
 use lamina_codec::{Codec, format::Format};
 use lamina_device::counters::{Figure, Kind, Section, Unit};
 use lamina_device::tensor::MAX_NAME_BYTES;
@@ -53,6 +54,14 @@ fn paths() -> Value {
             "parameters": [name("The tensor's name, of which / stays as it is")],
             "patch": changing("resizeTensor", "Makes a tensor longer or shorter where it is", Some(of("Length")), vec![answer("200", &of("Tensor"))]),
             "delete": changing("removeTensor", "Removes a tensor and its views; its bytes stay", None, vec![nothing()]),
+        },
+        "/packed/{window}/{name}": {
+            "parameters": [
+                json!({ "name": "window", "in": "path", "required": true, "description": "The number of the window", "schema": { "type": "integer", "minimum": 0 } }),
+                name("The name of a lossy tensor, of which / stays as it is"),
+            ],
+            "get": operation("packed", "A window of a lossy tensor as it is stored, for who computes with it so; nothing if it is exact. Stores to it are flushed before",
+                vec![text("200", "application/octet-stream"), nothing()]),
         },
         "/views": {
             "get": operation("views", "The views", vec![answer("200", &list("View"))]),
@@ -195,6 +204,16 @@ fn schemas() -> Value {
                 ("window", count()),
                 ("stride?", or_null(&count())),
                 ("paged?", or_null(&object(&[("groups", count()), ("block", count())]))),
+            ]),
+            object(&[
+                ("kind", json!({ "const": "lossy_kv" })),
+                ("channels", count()),
+                ("window", count()),
+                ("lossy", object(&[
+                    ("scale?", json!({ "type": "number", "minimum": RelativeScale::MIN, "maximum": 1 })),
+                    ("repack?", json!({ "enum": Repack::ALL.map(Repack::name) })),
+                    ("pack?", json!({ "enum": PackTokens::ALL.map(PackTokens::tokens) })),
+                ])),
             ]),
         ] },
         "TensorSpec": object(&[
@@ -341,7 +360,7 @@ fn schemas() -> Value {
             ("tensors", json!({ "type": "array", "items": with(vec![
                 ("name", string()),
                 ("format", format()),
-                ("layout", json!({ "enum": ["weight", "kv"] })),
+                ("layout", json!({ "enum": ["weight", "kv", "lossy kv"] })),
                 ("codec", codec()),
                 ("dpa", count()),
                 ("length", count()),

@@ -10,7 +10,7 @@
 //! | 9 | bits 0..2 kind (0 zeros, 1 planes, 2 words, 3 planes with a plane tree), 2 whether there is a side array, 3 whether the block is lossy, rest zero |
 //! | 10..14 | CRC-32C of the 64 bytes with zeros here |
 //! | 14..64 | *planes*: a length code per plane, most significant plane first, then (formats of up to 16 planes) a 16-bit check per plane |
-//! | 14..20 | *words*: stored bytes (u16), CRC-32C of them (u32) |
+//! | 14..20 | *words*, and a piece of a KV window that is coded with loss: stored bytes (u16), CRC-32C of them (u32) |
 //! | 14..20 | *planes with a plane tree*: bytes of its stream (u16, not 0), CRC-32C of them (u32) |
 //! | 20..64 | … length codes and checks as for *planes*, of the planes that the tree does not hold |
 //! | 63 | of a format of more than 16 planes, whose checks are not here: the upper byte of the epoch |
@@ -62,6 +62,9 @@ const TREE_DETAIL: usize = 20;
 /// The byte of a second half of the epoch, where there is one.
 const EPOCH_HIGH: usize = 63;
 
+/// The codec of kind 2 that says a piece of a KV window that is coded with loss.
+const PACKED: u64 = Codec::ALL.len() as u64;
+
 /// Bits of a format's number in entries of version 1.
 const FORMAT_BITS_OF_ONE: u32 = 3;
 
@@ -96,6 +99,11 @@ impl Version {
     /// Bytes of bundles that entries can name.
     pub const fn max_store_bytes(self) -> u64 {
         (GRANULE_BYTES as u64) << self.segment_bits()
+    }
+
+    /// Whether its entries can say that a block is lossy.
+    pub const fn has_lossy(self) -> bool {
+        matches!(self, Self::Two)
     }
 
     /// Whether its entries have a number for the format: of version 1 the first eight do.
@@ -307,6 +315,10 @@ impl Entry {
                     put_length(&mut words, *length, *check);
                     prefix(2, Format::Opaque, *codec, PlanesHead::default())
                 }
+                Stored::Packed { length, check } => {
+                    put_length(&mut words, *length, *check);
+                    Prefix { segment: *segment, kind: 2, codec: PACKED, lossy: *lossy, ..Prefix::NONE }
+                }
             };
             prefix.put(version, &mut words);
             if version == Version::Two && place.has_long_epoch() {
@@ -351,7 +363,9 @@ impl Entry {
         let known = |all: usize, at: u64| usize::try_from(at).ok().filter(|at| *at < all);
         let format = known(Format::ALL.len(), prefix.format).map(|at| Format::ALL[at]);
         let format = format.ok_or(Damaged::Field { field: "format", value: prefix.format })?;
+        let is_packed = prefix.kind == 2 && prefix.codec == PACKED && prefix.lossy;
         let codec = known(Codec::ALL.len(), prefix.codec).map(|at| Codec::ALL[at]);
+        let codec = codec.or(is_packed.then(Codec::default));
         let codec = codec.ok_or(Damaged::Field { field: "codec", value: prefix.codec })?;
         let length = u16::from_le_bytes([bytes[DETAIL], bytes[DETAIL + 1]]);
         let check = u32::from_le_bytes(bytes[DETAIL + 2..TREE_DETAIL].try_into().expect("four bytes"));
@@ -365,6 +379,7 @@ impl Entry {
             2 if usize::from(length) > BLOCK_BYTES => {
                 return Err(Damaged::Field { field: "length of words", value: length.into() });
             }
+            2 if is_packed => return Ok(placed(epoch, Stored::Packed { length, check })),
             2 => return Ok(placed(epoch, Stored::Words { codec, length, check })),
             3 if length == 0 || usize::from(length) > joint_bytes(format) => {
                 return Err(Damaged::Field { field: "length of plane tree", value: length.into() });
@@ -399,11 +414,17 @@ impl Entry {
 }
 
 impl Place {
+    /// What is stored so at `segment`.
+    pub const fn new(segment: u64, stored: Stored) -> Self {
+        let lossy = stored.is_lossy();
+        Self { segment, stored, lossy }
+    }
+
     /// Whether an entry of version 2 has all 16 bits of the epoch: its checks are elsewhere.
     const fn has_long_epoch(&self) -> bool {
         match &self.stored {
             Stored::Planes(planes) => has_long_epoch(planes.format),
-            Stored::Words { .. } => false,
+            Stored::Words { .. } | Stored::Packed { .. } => false,
         }
     }
 }

@@ -487,7 +487,7 @@ impl Store {
         let mut rest = bundles.iter();
         self.segments.store_all(bytes, what, |segment| {
             let stored = rest.next().and_then(|bundle| bundle.stored.clone());
-            let place = stored.map(|stored| entry::Place { segment, stored, lossy: false });
+            let place = stored.map(|stored| entry::Place::new(segment, stored));
             prepared.push(Prepared { place, lost: None });
         })?;
         Ok(prepared)
@@ -772,6 +772,11 @@ impl Store {
     pub fn give_back(&self, prepared: impl IntoIterator<Item = Prepared>) {
         let places = prepared.into_iter().filter_map(|prepared| prepared.place);
         self.segments.give_back(places.map(|place| (place.segment, place.stored.bytes())));
+    }
+
+    /// Whether its entries can say that a block is lossy; see [`Version::has_lossy`].
+    pub fn has_lossy(&self) -> bool {
+        self.index.version().has_lossy()
     }
 
     /// Whether its entries have a number for the format; see [`Version::holds`].

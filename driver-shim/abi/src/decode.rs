@@ -80,6 +80,7 @@ fn tensor(bytes: &[u8], record: &[u8]) -> Result<TensorEntry, DirectoryError> {
         shape: text(bytes, record, 32, "tensor shape")?,
         format: text(bytes, record, 40, "tensor format")?,
         layout,
+        lossy: record.get(72).is_some_and(|flags| flags & 1 != 0),
     })
 }
 

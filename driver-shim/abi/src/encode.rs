@@ -54,7 +54,8 @@ pub fn encode(directory: &Directory) -> Result<Vec<u8>, DirectoryError> {
         for field in fields {
             writer.u32(field);
         }
-        writer.u64(0);
+        writer.u32(tensor.lossy.into());
+        writer.u32(0);
     }
     for view in &directory.views {
         writer.u64(view.offset);

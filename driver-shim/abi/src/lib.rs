@@ -33,7 +33,8 @@
 //! | name, shape, format: offset and length of text | 24, 32, 40 | u32, u32 each |
 //! | layout (0 weight, 1 kv), kv channels, kv window, kv stride | 48, 52, 56, 60 | u32 |
 //! | kv groups, kv paged tokens | 64, 68 | u32 |
-//! | reserved | 72 | 8 bytes |
+//! | flags: 1 if what is loaded may differ from what was stored, as somebody asked for | 72 | u32 |
+//! | reserved | 76 | 4 bytes |
 //!
 //! The first directories had tensor records of 64 bytes and no stride: a stride of 0 is the
 //! channels, and groups and paged tokens that are not there or 0 are 1.
@@ -120,6 +121,8 @@ pub struct TensorEntry {
     pub elements: u64,
     /// The layout.
     pub layout: Layout,
+    /// Whether what is loaded may differ from what was stored, as somebody asked for.
+    pub lossy: bool,
 }
 
 /// One view as the directory describes it.

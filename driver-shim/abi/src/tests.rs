@@ -17,8 +17,8 @@ fn layout() -> impl Strategy<Value = Layout> {
 }
 
 fn directory() -> impl Strategy<Value = Directory> {
-    let tensor = (".{0,20}", "[0-9x]{0,9}", "[a-z0-9_]{0,9}", any::<[u64; 3]>(), layout()).prop_map(
-        |(name, shape, format, [dpa, length, elements], layout)| TensorEntry {
+    let tensor = (".{0,20}", "[0-9x]{0,9}", "[a-z0-9_]{0,9}", any::<[u64; 3]>(), layout(), any::<bool>())
+        .prop_map(|(name, shape, format, [dpa, length, elements], layout, lossy)| TensorEntry {
             name,
             shape,
             format,
@@ -26,8 +26,8 @@ fn directory() -> impl Strategy<Value = Directory> {
             length,
             elements,
             layout,
-        },
-    );
+            lossy,
+        });
     (any::<[u64; 3]>(), proptest::collection::vec(tensor, 1..8), 0_usize..9, any::<bool>()).prop_flat_map(
         |([generation, base_bytes, views_bytes], tensors, views, is_incomplete)| {
             let count = u32::try_from(tensors.len()).unwrap();
@@ -104,6 +104,7 @@ fn a_full_directory_says_what_it_would_need() {
         length: 0,
         elements: 0,
         layout: Layout::Weight,
+        lossy: false,
     };
     let directory = Directory { tensors: vec![tensor; 2000], ..Directory::default() };
     assert_eq!(encode(&directory), Err(DirectoryError::Full { needed: 128 + 2000 * (80 + 1004) }));

@@ -102,6 +102,7 @@ fn tensor_json(lamina: &Lamina, tensor: &TensorEntry) -> Value {
                 json!({ "kv": kv })
             }
         },
+        "lossy": tensor.lossy,
         "views": views,
     })
 }

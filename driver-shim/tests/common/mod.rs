@@ -99,6 +99,7 @@ fn directory() -> Directory {
         length: elements * 2,
         elements,
         layout,
+        lossy: false,
     };
     let view = |tensor, spelling: &str, slot, elements: u64, bits: u32| ViewEntry {
         tensor,

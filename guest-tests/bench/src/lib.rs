@@ -11,6 +11,7 @@ pub mod deaths;
 pub mod files;
 pub mod models;
 pub mod mount;
+pub mod packkv;
 pub mod pool;
 pub mod publish;
 pub mod start;

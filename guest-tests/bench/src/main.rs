@@ -11,6 +11,7 @@ use lamina_bench::{
     files::Files,
     models::Models,
     mount::Mount,
+    packkv,
     pool::{self, PoolBench},
     publish::{PAGE, Page},
     start,
@@ -207,6 +208,13 @@ enum What {
         #[arg(long, default_value_t = POOL_ROUNDS, value_parser = clap::value_parser!(u32).range(1..=1000))]
         rounds: u32,
     },
+    /// Attention's products with packed KV caches, lossy as in PackKV: fused, beside values that
+    /// are unpacked first
+    Packkv {
+        /// Rounds, of which the median counts
+        #[arg(long, default_value_t = PACKKV_ROUNDS, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+        rounds: u32,
+    },
     /// The other process of `pool`
     #[command(name = pool::PRODUCER, hide = true)]
     Producer {
@@ -220,6 +228,8 @@ const STORED_MIB: [u64; 2] = [1024, 4096];
 const KILLS: u32 = 7;
 /// Rounds of the pool.
 const POOL_ROUNDS: u32 = 15;
+/// Rounds of products.
+const PACKKV_ROUNDS: u32 = 50;
 /// MiB and rounds of the attachments.
 const ATTACH_MIB: u64 = 16;
 const ATTACH_ROUNDS: u32 = 7;
@@ -255,6 +265,7 @@ fn run(cli: Cli) -> Result<()> {
         What::Start { rounds: 5 },
         What::Deaths { mib: Vec::new(), kills: KILLS },
         What::Pool { rounds: POOL_ROUNDS },
+        What::Packkv { rounds: PACKKV_ROUNDS },
         What::Mount { mib: 96, rounds: 5, read_ahead_kb: 1024 },
         What::Models { mib: 256, rounds: 5, read_ahead_kb: 1024 },
         What::Files { mib: 256, rounds: 5, beside: None },
@@ -354,6 +365,7 @@ impl What {
             Self::Start { .. } => "start",
             Self::Deaths { .. } => "deaths",
             Self::Pool { .. } => "pool",
+            Self::Packkv { .. } => "packkv",
             Self::Producer { .. } => pool::PRODUCER,
         }
     }
@@ -451,6 +463,13 @@ fn measure(what: What, models: &[PathBuf], default: bool) -> Result<Measured> {
             let table =
                 PoolBench { rounds: rounds as usize }.run(|doing| eprintln!("bench: pool: {doing}"))?;
             Ok(Measured::new(format!("the shared pool, two processes, medians of {rounds}\n{table}\n")))
+        }
+        What::Packkv { rounds } => {
+            let cache = bundled_file("stories260K-kv-bf16.safetensors")?;
+            let table = packkv::run(&cache, rounds as usize)?;
+            Ok(Measured::new(format!(
+                "products with packed K and V, 64 tokens of 1024 channels, one thread, medians of {rounds}\n{table}\n"
+            )))
         }
         What::Producer { .. } => Ok(Measured::new(String::new())),
     }

@@ -4,6 +4,7 @@
 //! The host runs the same plan in ordinary memory, so whatever decides a result is here and nowhere
 //! else.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use lamina_llama::Config;
@@ -21,6 +22,10 @@ pub struct DecodePlan {
     /// The tensors of the KV cache are on the device as `CACHE.layers.L.k` and `.v`, a row of bf16
     /// for each of `seq_len` tokens.
     pub cache: String,
+    /// The caches of policies that have one of their own, because the device packs it with loss: by
+    /// the policy, what stands for CACHE.
+    #[serde(default)]
+    pub packed: BTreeMap<String, String>,
     /// Tokens of a page of the cache.
     pub page_tokens: usize,
     /// Tokens from one flush of the cache to the next.
@@ -33,6 +38,13 @@ pub struct DecodePlan {
     pub batch: usize,
     /// What to do, one after the other, each with an empty KV cache.
     pub runs: Vec<DecodeRun>,
+}
+
+impl DecodePlan {
+    /// What the tensors of a run's KV cache are named after.
+    pub fn cache_of(&self, run: &DecodeRun) -> &str {
+        self.packed.get(&run.policy).unwrap_or(&self.cache)
+    }
 }
 
 /// One text.

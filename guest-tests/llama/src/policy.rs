@@ -6,6 +6,7 @@
 //! | `window:N` | the last N tokens in full, nothing of the others |
 //! | `top:K` | the K best pages in full, nothing of the others |
 //! | `top:K=VIEW,K=VIEW,…` | the K best pages in the first view, the next K in the second, and so on; `*` for a count means all that are left |
+//! | `packkv…` | everything, from a cache that the device packs with loss, as this spelling says |
 //! | `quest:…` | as `top:…`, but each query head has an order of its own, as in the papers |
 //!
 //! Pages are ranked by [`crate::bounds`], for each layer and each query anew: for `top` one order for
@@ -34,6 +35,8 @@ pub enum Policy {
     Tiers(Vec<Tier>),
     /// The same, for each query head by its own order.
     Heads(Vec<Tier>),
+    /// Everything, from a cache that is packed with loss as the device spells it.
+    Packed(String),
 }
 
 /// Pages that are read alike.
@@ -50,7 +53,7 @@ pub struct Tier {
 pub enum PolicyError {
     /// Not of the form.
     #[error(
-        "{policy:?} is no policy: write full, window:TOKENS, top:PAGES, or top:PAGES=VIEW,PAGES=VIEW,… with * for the rest, for example \
+        "{policy:?} is no policy: write full, window:TOKENS, packkv:SCALE, top:PAGES, or top:PAGES=VIEW,PAGES=VIEW,… with * for the rest, for example \
          top:2=full,*=fp8_e4m3fn; quest: in place of top: ranks pages for each head"
     )]
     Form {
@@ -92,7 +95,7 @@ impl Policy {
 
     fn tiers(&self) -> &[Tier] {
         match self {
-            Self::Window(_) => &[],
+            Self::Window(_) | Self::Packed(_) => &[],
             Self::Tiers(tiers) | Self::Heads(tiers) => tiers,
         }
     }
@@ -117,6 +120,9 @@ impl Policy {
         if let Self::Window(window) = self {
             let from = tokens.saturating_sub(*window);
             return if from < flushed { vec![(from..flushed, 0)] } else { Vec::new() };
+        }
+        if let Self::Packed(_) = self {
+            return Self::full().select(tokens, flushed, page_tokens, scores);
         }
         let views = self.views();
         let pages = flushed / page_tokens;
@@ -156,6 +162,9 @@ impl FromStr for Policy {
         if policy == FULL {
             return Ok(Self::full());
         }
+        if policy == "packkv" || policy.starts_with("packkv:") {
+            return Ok(Self::Packed(policy.to_owned()));
+        }
         if let Some(tokens) = policy.strip_prefix("window:") {
             return Ok(Self::Window(count(tokens)?));
         }
@@ -179,6 +188,7 @@ impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Window(tokens) => write!(f, "window:{tokens}"),
+            Self::Packed(packing) => f.write_str(packing),
             Self::Tiers(tiers) if *self == Self::full() => f.write_str(&tiers[0].view),
             Self::Tiers(tiers) | Self::Heads(tiers) => {
                 f.write_str(if self.by_head() { "quest:" } else { "top:" })?;
@@ -208,6 +218,7 @@ mod tests {
         for (text, reported) in [
             ("full", "full"),
             ("window:64", "window:64"),
+            ("packkv:0.1,greedy,8", "packkv:0.1,greedy,8"),
             ("top:5", "top:5=full"),
             ("top:5=full,3=fp8_e4m3fn@-2,*=e8m0", "top:5=full,3=fp8_e4m3fn@-2,*=e8m0"),
             ("top:*=e8m3+g2:packed", "top:*=e8m3+g2:packed"),
@@ -250,6 +261,8 @@ mod tests {
     #[test]
     fn everything_is_one_range() {
         assert_eq!(policy("full").select(101, 96, 16, &[]), [(0..96, 0)]);
+        assert_eq!(policy("packkv:0.1").select(101, 96, 16, &[]), [(0..96, 0)]);
+        assert_eq!((policy("packkv").views(), policy("packkv").ranks(9)), (vec![FULL.to_owned()], false));
         assert_eq!(policy("top:*=e8m0").select(101, 96, 16, &[]), [(0..96, 1)]);
         assert_eq!(policy("full").select(7, 0, 16, &[]), []);
     }

@@ -45,18 +45,22 @@
 //!
 //! **Expansion** ([`expanded`]) is no view of one tensor: it takes elements and scales together.
 //!
+//! **Packed windows** ([`packed_windows`]) are what is left of a tensor that somebody wants lossy.
+//!
 //! **Planes.** Plane i is bit i of every element. A view fetches the planes its rule reads and no
 //! others; `full` reads all. Nothing is kept in planes for `opaque`.
 
 mod element;
 mod expand;
 mod format;
+mod packed;
 mod refused;
 mod spelling;
 mod stream;
 
 pub use expand::{Scales, expanded};
 pub use format::{Format, UnknownFormat};
+pub use packed::packed_windows;
 pub use refused::Refused;
 
 use spelling::View;

@@ -4,7 +4,7 @@
 //! The text must be that of a single run in ordinary memory, token for token, whatever is left out:
 //! a block that is not what was stored is caught by its check, and computed instead.
 
-use std::{fmt::Write as _, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, fmt::Write as _, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use indicatif::{BinaryBytes, HumanCount};
@@ -231,6 +231,7 @@ impl Handoff {
             config,
             tokenizer: TOKENIZER.into(),
             cache: String::new(),
+            packed: BTreeMap::new(),
             page_tokens: 1,
             flush_every: 1,
             evict: false,

@@ -35,11 +35,28 @@ const LARGER_VIEWS: &str = "full,e8m3,e8m3+g2,e8m2,e8m1,fp8_e4m3fn+g4";
 /// The policies of the paper's Table II, scaled to a history of a few pages. For FP8 and FP4 stand
 /// views with their mantissas, three bits and one, in the tensor's own container, so that a page
 /// stays what the host fetches at once.
-const POLICIES: [&str; 5] =
-    ["full", "window:64", "top:2", "top:2=full,1=e8m3+g2,1=e8m1+g2", "top:2=full,2=e8m3+g2"];
+const POLICIES: [&str; 8] = [
+    "full",
+    "window:64",
+    "top:2",
+    "top:2=full,1=e8m3+g2,1=e8m1+g2",
+    "top:2=full,2=e8m3+g2",
+    "packkv:0.05",
+    "packkv:0.1",
+    "packkv:0.2",
+];
 /// Table II as it is, pages ranked for each head, and for comparison the best of all heads together.
-const LARGER_POLICIES: [&str; 6] =
-    ["full", "window:64", "quest:5", "quest:5=full,3=e8m3+g2,2=e8m1+g2", "quest:5=full,5=e8m3+g2", "top:5"];
+const LARGER_POLICIES: [&str; 9] = [
+    "full",
+    "window:64",
+    "quest:5",
+    "quest:5=full,3=e8m3+g2,2=e8m1+g2",
+    "quest:5=full,5=e8m3+g2",
+    "top:5",
+    "packkv:0.05",
+    "packkv:0.1",
+    "packkv:0.2",
+];
 /// How a text begins that a model in a GGUF file writes.
 const PROMPT: &str = "Once upon a time";
 /// Tokens of a text that such a model judges.

@@ -70,6 +70,13 @@ pub enum Stored {
         /// CRC-32C of the stored bytes.
         check: u32,
     },
+    /// A piece of a KV window that is coded with loss, which only all of them give back.
+    Packed {
+        /// Stored bytes.
+        length: u16,
+        /// CRC-32C of the stored bytes.
+        check: u32,
+    },
 }
 
 impl StoredPlanes {
@@ -181,15 +188,25 @@ impl Stored {
     pub fn bytes(&self) -> usize {
         match self {
             Self::Planes(planes) => planes.bytes(),
-            Self::Words { length, .. } => (*length).into(),
+            Self::Words { length, .. } | Self::Packed { length, .. } => (*length).into(),
         }
+    }
+
+    /// Whether it is a part of a KV window, and means nothing by itself.
+    pub fn is_of_window(&self) -> bool {
+        self.head_bytes() > 0 || self.is_lossy()
+    }
+
+    /// Whether it gives other values than were stored.
+    pub const fn is_lossy(&self) -> bool {
+        matches!(self, Self::Packed { .. })
     }
 
     /// Bytes of its head.
     pub fn head_bytes(&self) -> usize {
         match self {
             Self::Planes(planes) => planes.head.length.into(),
-            Self::Words { .. } => 0,
+            Self::Words { .. } | Self::Packed { .. } => 0,
         }
     }
 
@@ -203,6 +220,7 @@ impl Stored {
                     && planes.lengths.iter().all(|length| *length == 0 || usize::from(*length) == raw)
             }
             Self::Words { length, .. } => usize::from(*length) == BLOCK_BYTES,
+            Self::Packed { .. } => false,
         }
     }
 

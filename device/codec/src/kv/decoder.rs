@@ -99,7 +99,7 @@ impl<'a> WindowDecoder<'a> {
             // Kept in another format than the tensor's, or as words: only the whole block says what
             // the planes are.
             Stored::Planes(planes) if planes.format != self.shape.format() => PlaneMask(u32::MAX),
-            Stored::Words { .. } => PlaneMask(u32::MAX),
+            Stored::Words { .. } | Stored::Packed { .. } => PlaneMask(u32::MAX),
             Stored::Planes(planes) if planes.head.delta && self.wants_exponent() => {
                 PlaneMask(self.mask.0 | self.exponent.0)
             }
@@ -131,7 +131,7 @@ impl<'a> WindowDecoder<'a> {
         let format = self.shape.format();
         let head = match stored {
             Stored::Planes(planes) => planes.head,
-            Stored::Words { .. } => Head::default(),
+            Stored::Words { .. } | Stored::Packed { .. } => Head::default(),
         };
         let transformed = head.length > 0;
         if self.transformed.is_some_and(|before| before != transformed) {

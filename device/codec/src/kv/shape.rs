@@ -8,7 +8,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::{delta::Field, order::Order, paged::Paged};
-use crate::{BLOCK_BYTES, format::Format};
+use crate::{
+    BLOCK_BYTES,
+    format::Format,
+    packkv::{Packing, WindowPacker},
+};
 
 /// Most tokens a window may have (n in TRACE eq. 3).
 pub const MAX_WINDOW: u32 = 256;
@@ -32,6 +36,9 @@ pub struct KvLayout {
     /// Parts a row is cut in, which paged blocks keep apart; one part if not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paged: Option<PagedRows>,
+    /// How its full windows are coded with loss, if somebody asked for that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lossy: Option<Packing>,
 }
 
 /// Rows of a paged cache, `[blocks, groups, block, channels / groups]`.
@@ -108,6 +115,12 @@ pub enum KvError {
         /// Bytes of a paged block.
         bytes: u64,
     },
+    /// Windows that cannot be coded with loss.
+    #[error("lossy coding: {why}")]
+    Lossy {
+        /// Why not.
+        why: String,
+    },
     /// A layout that is spelled wrong.
     #[error("{what}")]
     Spelling {
@@ -119,7 +132,7 @@ pub enum KvError {
 impl KvLayout {
     /// Rows of `channels` elements without padding.
     pub const fn rows(channels: u32, window: u32) -> Self {
-        Self { channels, window, stride: None, paged: None }
+        Self { channels, window, stride: None, paged: None, lossy: None }
     }
 
     /// The layout of a preset.
@@ -142,7 +155,7 @@ impl KvLayout {
             Preset::Hnd | Preset::HndKv => heads * both,
         };
         let paged = (groups > 1).then_some(PagedRows { groups, block });
-        Ok(Self { channels, window, stride: None, paged })
+        Ok(Self { paged, ..Self::rows(channels, window) })
     }
 }
 
@@ -157,6 +170,7 @@ struct Spelled {
     heads: Option<u32>,
     head_size: Option<u32>,
     block_size: Option<u32>,
+    lossy: Option<Packing>,
 }
 
 impl TryFrom<Spelled> for KvLayout {
@@ -164,10 +178,10 @@ impl TryFrom<Spelled> for KvLayout {
 
     fn try_from(spelled: Spelled) -> Result<Self, KvError> {
         let window = spelled.window.unwrap_or(WINDOW);
-        let Spelled { channels, stride, paged, heads, head_size, block_size, .. } = spelled;
-        match (spelled.preset, channels) {
+        let Spelled { channels, stride, paged, heads, head_size, block_size, lossy, .. } = spelled;
+        let layout = match (spelled.preset, channels) {
             (None, Some(channels)) => match (heads, head_size, block_size) {
-                (None, None, None) => Ok(Self { channels, window, stride, paged }),
+                (None, None, None) => Ok(Self { channels, window, stride, paged, lossy: None }),
                 _ => Err(KvError::Spelling { what: "heads, head_size and block_size belong to a preset" }),
             },
             (Some(preset), None) => match (heads, head_size, block_size, stride, paged) {
@@ -179,7 +193,8 @@ impl TryFrom<Spelled> for KvLayout {
                 }),
             },
             _ => Err(KvError::Spelling { what: "a kv layout has either channels or a preset" }),
-        }
+        };
+        Ok(Self { lossy, ..layout? })
     }
 }
 
@@ -193,6 +208,8 @@ pub struct Shape {
     blocks: usize,
     /// Where the exponents are.
     field: Option<Field>,
+    /// What codes full windows with loss.
+    packer: Option<WindowPacker>,
     /// The column that the second block begins in.
     second: u64,
     /// The elements of a window of all these blocks that begins with a row.
@@ -206,7 +223,7 @@ impl Shape {
     /// # Errors
     /// [`KvError`] for a layout that cannot be.
     pub fn new(format: Format, layout: &KvLayout) -> Result<Option<Self>, KvError> {
-        let KvLayout { channels, window, stride, paged } = *layout;
+        let KvLayout { channels, window, stride, paged, lossy } = *layout;
         if channels == 0 || window == 0 || window > MAX_WINDOW {
             return Err(KvError::Size { channels, window });
         }
@@ -248,6 +265,7 @@ impl Shape {
                 (Some(paged), wanted * bytes / block)
             }
         };
+        let packer = lossy.map(|packing| WindowPacker::new(format, layout, packing)).transpose()?;
         if format == Format::Opaque {
             return Ok(None);
         }
@@ -261,6 +279,7 @@ impl Shape {
             paged,
             blocks,
             field: Field::of(format),
+            packer,
             second: (elements % columns) as u64,
             whole: Order::new(width, columns, 0, blocks * elements),
         }))
@@ -274,6 +293,11 @@ impl Shape {
     /// Blocks of a window, the last one's aside.
     pub const fn blocks(&self) -> usize {
         self.blocks
+    }
+
+    /// What codes full windows with loss, if that was asked for.
+    pub const fn packer(&self) -> Option<&WindowPacker> {
+        self.packer.as_ref()
     }
 
     /// Where the exponents are, if elements have some.

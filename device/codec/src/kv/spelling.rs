@@ -3,10 +3,12 @@
 use std::str::FromStr;
 
 use super::shape::{KvError, KvLayout, PagedRows, Preset, WINDOW};
+use crate::packkv::PackKvError;
 
 const FORM: KvError = KvError::Spelling {
     what: "a kv layout is CHANNELS[,WINDOW][,stride=STRIDE], for example 1024,128, or a paged cache's \
-           PRESET:HEADS,HEAD_SIZE,BLOCK_SIZE[,WINDOW] with the preset nhd, hnd, nhd_kv or hnd_kv, for example hnd:8,128,16",
+           PRESET:HEADS,HEAD_SIZE,BLOCK_SIZE[,WINDOW] with the preset nhd, hnd, nhd_kv or hnd_kv, for example hnd:8,128,16; \
+           a lossy one ends with ,lossy=packkv[:SCALE[,REPACK[,PACK]]]",
 };
 
 impl FromStr for Preset {
@@ -26,8 +28,14 @@ impl FromStr for Preset {
 impl FromStr for KvLayout {
     type Err = KvError;
 
-    /// `CHANNELS[,WINDOW][,stride=STRIDE]` or `PRESET:HEADS,HEAD_SIZE,BLOCK_SIZE[,WINDOW]`.
+    /// `CHANNELS[,WINDOW][,stride=STRIDE]` or `PRESET:HEADS,HEAD_SIZE,BLOCK_SIZE[,WINDOW]`, and
+    /// behind either `,lossy=PACKING`.
     fn from_str(text: &str) -> Result<Self, KvError> {
+        if let Some((layout, packing)) = text.split_once(",lossy=") {
+            let packing =
+                packing.parse().map_err(|why: PackKvError| KvError::Lossy { why: why.to_string() })?;
+            return Ok(Self { lossy: Some(packing), ..layout.parse()? });
+        }
         let number = |text: &str| text.parse::<u32>().map_err(|_| FORM);
         if let Some((preset, numbers)) = text.split_once(':') {
             let numbers = numbers.split(',').map(number).collect::<Result<Vec<_>, _>>()?;
@@ -59,6 +67,9 @@ impl std::fmt::Display for KvLayout {
         }
         if let Some(PagedRows { groups, block }) = self.paged {
             write!(f, ", {groups} parts a row in paged blocks of {block}")?;
+        }
+        if let Some(packing) = self.lossy {
+            write!(f, ", lossy as {packing}")?;
         }
         Ok(())
     }

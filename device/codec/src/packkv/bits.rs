@@ -5,6 +5,27 @@ pub(super) fn bits_of(value: u8) -> u32 {
     u8::BITS - value.leading_zeros()
 }
 
+/// At least 57 bits from bit `at` on, zeros behind the end of the bytes; what is above these counts
+/// for nothing.
+#[inline]
+pub(super) fn word(bytes: &[u8], at: usize) -> u64 {
+    let from = at / 8;
+    let word = if let Some(bytes) = bytes.get(from..).and_then(<[u8]>::first_chunk) {
+        u64::from_le_bytes(*bytes)
+    } else {
+        end(bytes.get(from..).unwrap_or_default())
+    };
+    word >> (at % 8)
+}
+
+/// Fewer than eight bytes, and zeros behind them.
+#[cold]
+fn end(rest: &[u8]) -> u64 {
+    let mut bytes = [0; 8];
+    bytes[..rest.len()].copy_from_slice(rest);
+    u64::from_le_bytes(bytes)
+}
+
 /// Adds bits to bytes. What it was given is there in whole bytes when it is dropped.
 pub(super) struct Writer<'o> {
     out: &'o mut Vec<u8>,

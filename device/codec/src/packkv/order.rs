@@ -1,9 +1,12 @@
 //! Orders in which neighbouring tokens are alike.
 
+use serde::{Deserialize, Serialize};
+
 use super::{PackKvError, PackTokens, Quantized, TOKENS, bits::Reader};
 
 /// How the order of tokens is found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Repack {
     /// It stays.
     None,
@@ -11,7 +14,7 @@ pub enum Repack {
     /// makes the pack longest by the fewest bits (the paper's Algorithm 1, with the published
     /// code's likeness: the cosine).
     Greedy,
-    /// By the median of each token's quantised V, greatest first.
+    /// By the median of each token's quantised V, greatest first; of a block without V, of its K.
     Median,
 }
 
@@ -48,6 +51,7 @@ impl Order {
             Repack::None => Self::own(),
             Repack::Greedy => greedy(pack, k, v),
             Repack::Median => {
+                let v = if v.channels() > 0 { v } else { k };
                 let mut order = Self::own();
                 order.0.sort_by_key(|token| std::cmp::Reverse(median(v.row((*token).into()))));
                 order

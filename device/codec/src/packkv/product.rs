@@ -1,13 +1,44 @@
 //! Packs as they are stored: unpacked, or multiplied without being unpacked first (the paper's
 //! computation-aware decompression).
+//!
+//! The rules:
+//! * Levels are taken from the packs eight at a time: an *octet*, eight places of a channel, in the
+//!   bytes of a word.
+//! * K: `dot_t = s_t · (Σ_c q_c · level_tc + z_t · Σ_c q_c)`, and V: `out_c = Σ_t w_t · s_t ·
+//!   level_tc + Σ_t w_t · s_t · z_t`. So no level becomes the value that it stands for, and none is
+//!   written to memory. Sums are in single precision.
+//! * The order of tokens matters to scales, weights and results alone, of which there are 64.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod kernel;
 
 use std::ops::Range;
 
-use super::{Order, PackKvError, PackTokens, Quantized, TOKENS, Token};
+pub use self::kernel::Kernel;
+use super::{Order, PackKvError, PackTokens, Quantized, TOKENS, Token, bits};
 
-/// Values that are taken from the packs at once: at most 7 bits of each, and the 7 in front of
-/// them, fit 64 bits.
-const GROUP: usize = 8;
+/// Octets of a channel.
+const OCTETS: usize = TOKENS / 8;
+
+/// The lowest bit of each byte.
+const ONES: u64 = 0x0101_0101_0101_0101;
+/// The highest bit of each byte.
+const HIGHEST: u64 = ONES << 7;
+/// For each length the bits that a value of it may have, in every byte.
+const MASKS: [u64; 8] = {
+    let mut masks = [0; 8];
+    let mut length = 1;
+    while length < 8 {
+        masks[length] = masks[length - 1] << 1 | ONES;
+        length += 1;
+    }
+    masks
+};
+/// The bytes of a pack of four.
+const FOUR: u64 = 0xffff_ffff;
 
 /// A pack's least value, the bits of what is above it, and where these begin.
 pub(super) struct Head {
@@ -33,44 +64,38 @@ pub struct PackedSide<'b> {
 impl PackedSide<'_> {
     /// That no value needs more bits than its side has.
     pub(super) fn check_values(&self) -> Result<(), PackKvError> {
-        let most = (1_u16 << self.bits) - 1;
-        for head in &self.heads {
-            for group in 0..self.pack.tokens().div_ceil(GROUP) {
-                let worst = self.group(head, group).into_iter().max().unwrap_or(0);
-                let value = u16::from(head.least) + u16::from(worst);
-                if value > most {
-                    let bound = "what the bits of its side hold";
-                    return Err(PackKvError::Field { field: "value", value: value.into(), bound });
-                }
-            }
+        let most = (1_u8 << self.bits) - 1;
+        if self.heads.is_empty() || Kernel::best().fit(self, most) {
+            return Ok(());
         }
-        Ok(())
+        let bound = "what the bits of its side hold";
+        Err(PackKvError::Field { field: "value, or more than", value: most.into(), bound })
     }
 
-    /// What is above the least one of [`GROUP`] values of a pack, or of all it has.
-    #[inline]
-    fn group(&self, head: &Head, group: usize) -> [u8; GROUP] {
-        let length = usize::from(head.length);
-        let count = self.pack.tokens().min(GROUP);
-        let word = self.word(head.at + group * GROUP * length) & ((1 << (count * length)) - 1);
-        let mask = (1_u64 << length) - 1;
-        #[expect(clippy::cast_possible_truncation, reason = "at most 7 bits")]
-        std::array::from_fn(|at| (word >> (at * length) & mask) as u8)
-    }
-
-    /// At least 56 bits of the packs from bit `at` on; zeros behind their end.
-    #[inline]
-    fn word(&self, at: usize) -> u64 {
-        let from = at / 8;
-        let word = if let Some(bytes) = self.packs.get(from..from + 8) {
-            u64::from_le_bytes(bytes.try_into().expect("8 bytes"))
-        } else {
-            let rest = self.packs.get(from..).unwrap_or_default();
-            let mut bytes = [0; 8];
-            bytes[..rest.len()].copy_from_slice(rest);
-            u64::from_le_bytes(bytes)
+    /// An octet of a channel in which each pack has so many tokens, by a processor's way to give
+    /// bits of a word to the bits of a mask.
+    #[expect(
+        clippy::inline_always,
+        reason = "it must become part of the loop that is compiled for each processor"
+    )]
+    #[inline(always)]
+    fn octet<const PACK: usize>(
+        &self,
+        channel: usize,
+        octet: usize,
+        spread: impl Fn(u64, u64) -> u64 + Copy,
+    ) -> u64 {
+        let some = |round: usize, first: usize, bytes: u64| {
+            let Head { least, length, at } = self.heads[round * self.channels + channel];
+            let word = bits::word(self.packs, at + first * usize::from(length));
+            // Both are at most 7 bits, so no byte carries.
+            spread(word, MASKS[usize::from(length & 7)] & bytes) + u64::from(least) * (ONES & bytes)
         };
-        word >> (at % 8)
+        match PACK {
+            16 => some(octet / 2, octet % 2 * 8, u64::MAX),
+            8 => some(octet, 0, u64::MAX),
+            _ => some(2 * octet, 0, FOUR) | some(2 * octet + 1, 0, FOUR) << 32,
+        }
     }
 
     /// Channels of a token.
@@ -80,28 +105,16 @@ impl PackedSide<'_> {
 
     /// The quantised values, in the order of the tokens.
     pub fn unpack(&self) -> Quantized {
-        let mut values = vec![0; TOKENS * self.channels];
-        let each_group = |round: usize, channel: usize, group: usize, head: &Head| {
-            let tokens = self.order.places()[round * self.pack.tokens()..][..self.pack.tokens()].iter();
-            for (token, above) in tokens.skip(group * GROUP).zip(self.group(head, group)) {
-                values[usize::from(*token) * self.channels + channel] = head.least + above;
-            }
-        };
-        self.for_each_group(0..self.channels, each_group);
-        Quantized { channels: self.channels, tokens: self.tokens.clone(), values }
+        self.unpack_by(Kernel::best())
     }
 
-    /// Calls with round, channel, group and head for all groups of these channels.
-    #[inline]
-    fn for_each_group(&self, channels: Range<usize>, mut each: impl FnMut(usize, usize, usize, &Head)) {
-        let groups = self.pack.tokens().div_ceil(GROUP);
-        for (round, heads) in self.heads.chunks(self.channels).enumerate() {
-            for channel in channels.clone() {
-                for group in 0..groups {
-                    each(round, channel, group, &heads[channel]);
-                }
-            }
+    /// As [`Self::unpack`], by this kernel, which must be available.
+    pub(super) fn unpack_by(&self, kernel: Kernel) -> Quantized {
+        let mut values = vec![0; TOKENS * self.channels];
+        if !self.heads.is_empty() {
+            kernel.unpack(self, &mut values);
         }
+        Quantized { channels: self.channels, tokens: self.tokens.clone(), values }
     }
 
     /// The product of each token's keys in `channels`, a head's, with `query`, by token: what
@@ -110,14 +123,25 @@ impl PackedSide<'_> {
     /// # Panics
     /// If `channels` are no channels of it, or `query` has not one value for each.
     pub fn dot(&self, channels: Range<usize>, query: &[f32]) -> [f32; TOKENS] {
+        self.dot_by(Kernel::best(), channels, query)
+    }
+
+    /// As [`Self::dot`], by this kernel, which must be available.
+    ///
+    /// # Panics
+    /// As [`Self::dot`].
+    pub fn dot_by(&self, kernel: Kernel, channels: Range<usize>, query: &[f32]) -> [f32; TOKENS] {
         assert!(channels.end <= self.channels && channels.len() == query.len(), "{channels:?}");
         let sum: f32 = query.iter().sum();
-        let sums = dot_levels(self, channels, query);
+        let mut sums = [0.0; TOKENS];
+        if !self.heads.is_empty() {
+            kernel.dot(self, channels, query, &mut sums);
+        }
         let mut out = [0.0; TOKENS];
         for (token, levels) in self.order.places().iter().zip(sums) {
-            let Token { zero, .. } = self.tokens[usize::from(*token)];
-            out[usize::from(*token)] =
-                self.tokens[usize::from(*token)].scale() * (levels + f32::from(zero) * sum);
+            let token = usize::from(*token);
+            let of = self.tokens[token];
+            out[token] = of.scale() * (levels + f32::from(of.zero) * sum);
         }
         out
     }
@@ -128,6 +152,14 @@ impl PackedSide<'_> {
     /// # Panics
     /// If `channels` are no channels of it, or `out` has not one value for each.
     pub fn weigh(&self, channels: Range<usize>, weights: &[f32; TOKENS], out: &mut [f32]) {
+        self.weigh_by(Kernel::best(), channels, weights, out);
+    }
+
+    /// As [`Self::weigh`], by this kernel, which must be available.
+    ///
+    /// # Panics
+    /// As [`Self::weigh`].
+    pub fn weigh_by(&self, kernel: Kernel, channels: Range<usize>, weights: &[f32; TOKENS], out: &mut [f32]) {
         assert!(channels.end <= self.channels && channels.len() == out.len(), "{channels:?}");
         let mut scaled = [0.0; TOKENS];
         let mut zeros = 0.0;
@@ -139,54 +171,90 @@ impl PackedSide<'_> {
         for out in &mut *out {
             *out += zeros;
         }
-        weigh_levels(self, channels, &scaled, out);
+        if !self.heads.is_empty() {
+            kernel.weigh(self, channels, &scaled, out);
+        }
     }
 }
 
-/// For each place the sum of its quantised values times `query`.
-#[multiversion::multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2+fma"))]
-fn dot_levels(side: &PackedSide<'_>, channels: Range<usize>, query: &[f32]) -> [f32; TOKENS] {
-    let (mut sums, tokens) = ([0.0_f32; TOKENS], side.pack.tokens());
-    let (groups, width) = (tokens.div_ceil(GROUP), tokens.min(GROUP));
-    for (heads, sums) in side.heads.chunks(side.channels).zip(sums.chunks_mut(tokens)) {
-        let mut least = 0.0;
-        for (head, query) in heads[channels.clone()].iter().zip(query) {
-            least += f32::from(head.least) * query;
-            if head.length == 0 {
-                continue;
-            }
-            for group in 0..groups {
-                let above = side.group(head, group);
-                for (sum, above) in sums[group * width..].iter_mut().zip(above) {
-                    *sum += f32::from(above) * query;
-                }
-            }
-        }
-        for sum in sums {
-            *sum += least;
+/// Whether no level of a side is above `most`, at most 127.
+#[expect(clippy::inline_always, reason = "as above")]
+#[inline(always)]
+fn fit<const PACK: usize>(side: &PackedSide<'_>, most: u8, spread: impl Fn(u64, u64) -> u64 + Copy) -> bool {
+    // What is above `most` then has the highest bit of its byte.
+    let add = ONES * u64::from(127 - most);
+    let mut above = 0;
+    for octet in 0..OCTETS {
+        for channel in 0..side.channels {
+            let levels = side.octet::<PACK>(channel, octet, spread);
+            above |= levels | ((levels & !HIGHEST) + add);
         }
     }
-    sums
+    above & HIGHEST == 0
 }
 
-/// Adds to each of `out` its channel's quantised values times what their places have in `scaled`.
-#[multiversion::multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2+fma"))]
-fn weigh_levels(side: &PackedSide<'_>, channels: Range<usize>, scaled: &[f32; TOKENS], out: &mut [f32]) {
-    let tokens = side.pack.tokens();
-    let (groups, width) = (tokens.div_ceil(GROUP), tokens.min(GROUP));
-    for (heads, scaled) in side.heads.chunks(side.channels).zip(scaled.chunks(tokens)) {
-        let all: f32 = scaled.iter().sum();
-        for (head, out) in heads[channels.clone()].iter().zip(&mut *out) {
-            let mut sums = [0.0_f32; GROUP];
-            if head.length > 0 {
-                for group in 0..groups {
-                    let above = side.group(head, group);
-                    for ((sum, scaled), above) in sums.iter_mut().zip(&scaled[group * width..]).zip(above) {
-                        *sum += f32::from(above) * scaled;
-                    }
-                }
+/// Puts the levels of a side to their tokens' rows in `values`.
+#[expect(clippy::inline_always, reason = "as above")]
+#[inline(always)]
+fn unpack<const PACK: usize>(
+    side: &PackedSide<'_>,
+    values: &mut [u8],
+    spread: impl Fn(u64, u64) -> u64 + Copy,
+) {
+    for octet in 0..OCTETS {
+        let tokens = &side.order.places()[octet * 8..][..8];
+        for channel in 0..side.channels {
+            let levels = side.octet::<PACK>(channel, octet, spread).to_le_bytes();
+            for (token, level) in tokens.iter().zip(levels) {
+                values[usize::from(*token) * side.channels + channel] = level;
             }
-            *out += f32::from(head.least) * all + sums.iter().sum::<f32>();
         }
     }
+}
+
+/// Adds up for each place its levels times `query`, as any processor does.
+fn dot<const PACK: usize>(
+    side: &PackedSide<'_>,
+    channels: Range<usize>,
+    query: &[f32],
+    sums: &mut [f32; TOKENS],
+) {
+    for (channel, query) in channels.zip(query) {
+        for (octet, sums) in sums.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            let levels = side.octet::<PACK>(channel, octet, spread).to_le_bytes();
+            for (sum, level) in sums.iter_mut().zip(levels) {
+                *sum += f32::from(level) * query;
+            }
+        }
+    }
+}
+
+/// Adds to each of `out` its channel's levels times what their places have in `scaled`, as any
+/// processor does.
+fn weigh<const PACK: usize>(
+    side: &PackedSide<'_>,
+    channels: Range<usize>,
+    scaled: &[f32; TOKENS],
+    out: &mut [f32],
+) {
+    for (channel, out) in channels.zip(out) {
+        let mut sums = [0.0; 8];
+        for (octet, scaled) in scaled.as_chunks::<8>().0.iter().enumerate() {
+            let levels = side.octet::<PACK>(channel, octet, spread).to_le_bytes();
+            for ((sum, level), scaled) in sums.iter_mut().zip(levels).zip(scaled) {
+                *sum += f32::from(level) * scaled;
+            }
+        }
+        *out += sums.iter().sum::<f32>();
+    }
+}
+
+/// Gives the lowest bits of `word` to the bits of a mask of [`MASKS`], lowest first.
+#[expect(clippy::inline_always, reason = "as above")]
+#[inline(always)]
+fn spread(word: u64, mask: u64) -> u64 {
+    let length = (mask & 0xff).count_ones();
+    let byte = |at: u32| (word >> (at * length) & mask & 0xff) << (8 * at);
+    let bytes = if mask > FOUR { 8 } else { 4 };
+    (0..bytes).fold(0, |all, at| all | byte(at))
 }

@@ -1,10 +1,16 @@
 //! Token-wise quantisation.
 
+use serde::{Deserialize, Serialize};
+
 use super::{PackKvError, TOKENS, bits::bits_of};
 
 /// The scale of a token as a part of what its values span.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "f32", into = "f32")]
 pub struct RelativeScale(f32);
+
+// It is a number from 0.01 to 1.
+impl Eq for RelativeScale {}
 
 impl RelativeScale {
     /// The finest: 101 levels.
@@ -22,6 +28,20 @@ impl RelativeScale {
     }
 }
 
+impl TryFrom<f32> for RelativeScale {
+    type Error = PackKvError;
+
+    fn try_from(scale: f32) -> Result<Self, PackKvError> {
+        Self::new(scale)
+    }
+}
+
+impl From<RelativeScale> for f32 {
+    fn from(scale: RelativeScale) -> Self {
+        scale.0
+    }
+}
+
 /// What a token's quantised values mean.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Token {
@@ -32,6 +52,24 @@ pub struct Token {
 }
 
 impl Token {
+    /// What all channels share that have no values.
+    pub(super) const NONE: Self = Self { scale: 0.0, zero: 0 };
+
+    /// That of values of which `least` is the least one, with this scale: a bfloat16, large enough
+    /// for every level to fit 16 bits.
+    pub(super) fn new(scale: f32, least: f32) -> Self {
+        let mut token = Self { scale, zero: 0 };
+        #[expect(clippy::cast_possible_truncation, reason = "the scale has every level fit 16 bits")]
+        let zero = token.level(least) as i16;
+        token.zero = zero;
+        token
+    }
+
+    /// The level nearest to a value, not counted from the zero.
+    pub(super) fn level(self, value: f32) -> f64 {
+        if self.scale > 0.0 { (f64::from(value) / f64::from(self.scale)).round_ties_even() } else { 0.0 }
+    }
+
     /// The step between neighbouring levels.
     pub fn scale(self) -> f32 {
         self.scale
@@ -53,11 +91,14 @@ impl Token {
 
     /// What a quantised value stands for.
     pub fn value(self, quantized: u8) -> f32 {
-        // At most 23 bits, so exact before it is multiplied.
-        #[expect(clippy::cast_precision_loss, reason = "at most 16 bits")]
-        let level = (i32::from(self.zero) + i32::from(quantized)) as f32;
-        // The level above the largest number is that one.
-        (level * self.scale).clamp(f32::MIN, f32::MAX)
+        self.at((i32::from(self.zero) + i32::from(quantized)).into())
+    }
+
+    /// What a level stands for that is not counted from the zero.
+    #[expect(clippy::cast_possible_truncation, reason = "a whole number of at most 17 bits")]
+    pub(super) fn at(self, level: f64) -> f32 {
+        // The product is exact; the level above the largest number is that one.
+        (level as f32 * self.scale).clamp(f32::MIN, f32::MAX)
     }
 }
 
@@ -91,23 +132,21 @@ impl Quantized {
         Ok(quantized)
     }
 
+    /// That of no channels, in the place of a side that a block does not have.
+    pub fn none() -> Self {
+        Self { channels: 0, tokens: Vec::new(), values: Vec::new() }
+    }
+
     fn add(&mut self, row: &[f32], relative: RelativeScale) {
-        let least = f64::from(row.iter().copied().fold(f32::INFINITY, f32::min));
-        let most = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-        let largest = least.abs().max(most.abs());
-        let wanted = ((most - least) * f64::from(relative.0)).max(largest / f64::from(i16::MAX));
-        let scale = round_up(wanted);
-        let level = |value: f64| if scale > 0.0 { (value / f64::from(scale)).round_ties_even() } else { 0.0 };
-        #[expect(clippy::cast_possible_truncation, reason = "the scale has every level fit 16 bits")]
-        let zero = level(least) as i16;
-        self.tokens.push(Token { scale, zero });
+        let token = token_of(row, relative);
+        self.tokens.push(token);
         self.values.extend(row.iter().map(|value| {
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
                 reason = "from the least one's 0 to 101"
             )]
-            let quantized = (level(f64::from(*value)) - f64::from(zero)) as u8;
+            let quantized = (token.level(*value) - f64::from(token.zero)) as u8;
             quantized
         }));
     }
@@ -139,8 +178,21 @@ impl Quantized {
     }
 }
 
+/// Scale and zero of a row of finite values.
+pub(super) fn token_of(row: &[f32], relative: RelativeScale) -> Token {
+    let least = row.iter().copied().fold(f32::INFINITY, f32::min);
+    let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let span = f64::from(most) - f64::from(least);
+    Token::new(round_up((span * f64::from(relative.0)).max(least_scale(least, most))), least)
+}
+
+/// The least scale by which levels from `least` to `most` fit 16 bits.
+pub(super) fn least_scale(least: f32, most: f32) -> f64 {
+    f64::from(least.abs().max(most.abs())) / f64::from(i16::MAX)
+}
+
 /// The least bfloat16 that is not below `wanted`, or the greatest there is.
-fn round_up(wanted: f64) -> f32 {
+pub(super) fn round_up(wanted: f64) -> f32 {
     const GREATEST: u32 = 0x7f7f_0000;
     #[expect(clippy::cast_possible_truncation, reason = "what is lost is looked at below")]
     let near = wanted as f32;

@@ -93,7 +93,9 @@ proptest! {
                 let bits = side.bits();
                 let counted = papers_bits(side, &order, pack, bits);
                 prop_assert_eq!(counted, slow_size(side, &order, pack, bits));
-                packs += if bits == 0 { 0 } else { usize::try_from(counted.div_ceil(8)).unwrap() };
+                let heads = (TOKENS / pack.tokens() * side.channels()) as u64 * head_bits(bits);
+                let bytes = heads.div_ceil(8) + (counted - heads).div_ceil(8);
+                packs += if bits == 0 { 0 } else { usize::try_from(bytes).unwrap() };
             }
             prop_assert_eq!(bytes.len(), besides + packs);
         }
@@ -225,4 +227,38 @@ fn what_is_no_block_is_refused_with_its_numbers() {
     values[7] = f32::INFINITY;
     let refused = PackKvError::NotFinite { token: 2, channel: 1, value: f32::INFINITY };
     assert_eq!(Quantized::new(&values, 3, scale), Err(refused));
+}
+
+proptest! {
+    #[test]
+    fn every_kernel_has_the_same_levels_and_products(
+        (k, _, channels) in sides(),
+        scale in scale(),
+        pack in pack(),
+        factors in prop::collection::vec(-2.0_f32..2.0, 24 + TOKENS),
+    ) {
+        let k: Vec<f32> = k.into_iter().map(|value| value.clamp(-100.0, 100.0)).collect();
+        let k = Quantized::new(&k, channels[0], scale).unwrap();
+        let none = Quantized::none();
+        let order = Order::new(Repack::Greedy, pack, &k, &none);
+        let bytes = Block { k: &k, v: &none }.encode(&order, pack);
+        let [side, other] = PackedSide::both(&bytes, [channels[0], 0]).unwrap();
+        prop_assert_eq!(other.unpack(), none);
+        let weights: &[f32; TOKENS] = factors[24..].try_into().unwrap();
+        let all = 0..channels[0];
+        let products = |kernel: Kernel| {
+            let mut out = vec![0.0; channels[0]];
+            side.weigh_by(kernel, all.clone(), weights, &mut out);
+            (side.dot_by(kernel, all.clone(), &factors[..channels[0]]), out)
+        };
+        let want = products(Kernel::Portable);
+        for kernel in Kernel::available() {
+            prop_assert_eq!(&side.unpack_by(kernel), &k, "{:?}", kernel);
+            let got = products(kernel);
+            let pairs = got.0.iter().zip(&want.0).chain(got.1.iter().zip(&want.1));
+            for (got, want) in pairs {
+                prop_assert!((got - want).abs() <= 1e-3 + want.abs() * 1e-4, "{kernel:?}: {got} {want}");
+            }
+        }
+    }
 }

@@ -762,7 +762,7 @@ fn decode(
         output.words.fill(0);
         return Ok(0);
     };
-    if place.stored.head_bytes() > 0 {
+    if place.stored.is_of_window() {
         // It is of a KV window. Who has the map knows whether there is one, or an image says
         // anything.
         let value = place.stored.head_bytes() as u64;
@@ -819,6 +819,6 @@ pub(super) fn clear_outside(format: Format, mask: PlaneMask, words: &mut BlockWo
 pub(super) fn planes_of(stored: &Stored, mask: PlaneMask) -> u64 {
     match stored {
         Stored::Planes(planes) => u64::from((mask.0 & PlaneMask::all(planes.format).0).count_ones()),
-        Stored::Words { .. } => 0,
+        Stored::Words { .. } | Stored::Packed { .. } => 0,
     }
 }

@@ -94,7 +94,7 @@ mod tests {
         let plain = device(Mode::Plain);
         assert_eq!((plain.next_data(5..BASE), plain.next_hole(5..BASE)), (5, BASE));
         let device = device(Mode::Trace);
-        let layout = Layout::Kv(KvLayout { channels: 512, window: 64, stride: None, paged: None });
+        let layout = Layout::Kv(KvLayout::rows(512, 64));
         let spec = TensorSpec {
             name: "kv".to_owned(),
             dpa: Some(1 << 20),

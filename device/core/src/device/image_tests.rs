@@ -101,7 +101,7 @@ fn cache() -> TensorSpec {
     }
 }
 
-fn config() -> DeviceConfig {
+pub(super) fn config() -> DeviceConfig {
     let config = DeviceConfig::new((BLOCKS * BLOCK) as u64, 16 << 20);
     DeviceConfig { open_windows: 2, codec: Codec::Tree, ..config }
 }
@@ -159,7 +159,7 @@ pub(super) fn read_all(device: &Device) -> Vec<u8> {
 }
 
 /// Whether part of a poisoned block was to be written.
-fn is_refused(done: &Result<(), DeviceError>) -> bool {
+pub(super) fn is_refused(done: &Result<(), DeviceError>) -> bool {
     matches!(
         done,
         Err(DeviceError::Store(StoreError::Entry { why: lamina_store::entry::Damaged::Poison, .. }))
@@ -167,7 +167,7 @@ fn is_refused(done: &Result<(), DeviceError>) -> bool {
 }
 
 /// What a device says it stores is what a process that finds its image counts.
-fn agree(device: &Device) {
+pub(super) fn agree(device: &Device) {
     let found = Device::open(device.image().unwrap().clone(), &config()).unwrap();
     let stored = |device: &Device| {
         let stats = device.stats();
@@ -275,7 +275,7 @@ proptest! {
 }
 
 /// Opens an image as this worker of a holder.
-fn open_as(image: &Image, number: u64) -> Device {
+pub(super) fn open_as(image: &Image, number: u64) -> Device {
     open_of(image, Worker { holder: 7, number })
 }
 

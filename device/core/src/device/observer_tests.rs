@@ -13,7 +13,7 @@ fn device(mode: Mode, observe: bool) -> Device {
     let interleaving = Some(Interleaving { interleave: "2x4K".parse().unwrap(), bandwidth: 10.0 });
     let config = DeviceConfig { mode, observe, interleaving, ..DeviceConfig::new(1 << 20, 8 << 20) };
     let device = Device::new(config).unwrap();
-    let kv = Layout::Kv(KvLayout { channels: 64, window: 128, stride: None, paged: None });
+    let kv = Layout::Kv(KvLayout::rows(64, 128));
     for (name, dpa, layout) in [("weights", 0, Layout::Weight), ("kv", 256 << 10, kv)] {
         device
             .create_tensor(TensorSpec {

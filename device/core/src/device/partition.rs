@@ -294,6 +294,14 @@ impl Partition {
         found.map(|tensor| self.own_tensor(tensor)).map_err(|why| self.own(why))
     }
 
+    /// What is stored of a window of one of its tensors.
+    ///
+    /// # Errors
+    /// As [`Device::packed_window`].
+    pub fn packed_window(&self, tensor: &str, window: u64) -> Result<Option<Vec<u8>>, DeviceError> {
+        self.device.packed_window(&self.full_name(tensor), window).map_err(|why| self.own(why))
+    }
+
     /// Every view of one of its tensors, by offset; none if there is no such tensor.
     pub fn views_of(&self, tensor: &str) -> Vec<ViewInfo> {
         let views = self.device.views_of(&self.full_name(tensor)).into_iter();

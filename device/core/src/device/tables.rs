@@ -50,8 +50,13 @@ use crate::{
     tensor::{self, SourceId, SourceOf, Tensor, TensorError, TensorInfo, TensorSpec, Transition},
     window::{Alias, Draft, Map, ViewInfo},
 };
-use lamina_codec::{BLOCK_BYTES, format::Format, kv::Shape, view::View};
-use lamina_store::mode::Mode;
+use lamina_codec::{
+    BLOCK_BYTES,
+    format::Format,
+    kv::{KvError, Shape},
+    view::View,
+};
+use lamina_store::{Store, mode::Mode};
 
 /// Blocks whose charges are moved in one hold of the map: 0.1 ms (measured by the test of it).
 pub(super) const MAX_BLOCKS_A_HOLD: u64 = 512;
@@ -161,11 +166,25 @@ impl Device {
             return Err(TensorError::Version { name: spec.name, format: spec.format }.into());
         }
         let windows = tensor::windows(&spec)?.filter(|_| self.config.mode == Mode::Trace);
+        self.check_lossy(&spec)?;
         let part = self.accounts.partition_table.of_name(&spec.name)?;
         let TensorSpec { name, dpa, length, format, layout, codec, .. } = spec;
         let codec = codec.unwrap_or(self.config.codec);
         let info = TensorInfo { name, dpa: 0, length, elements, shape, format, layout, codec };
         Ok(Checked { info, dpa, part, windows })
+    }
+
+    /// That a tensor that is to be lossy can be here.
+    fn check_lossy(&self, spec: &TensorSpec) -> Result<(), TensorError> {
+        let why = match self.config.mode {
+            _ if spec.layout.lossy().is_none() => return Ok(()),
+            mode @ (Mode::Plain | Mode::GComp) => format!("a device in the mode {mode} codes no windows"),
+            Mode::Trace if self.coded_store().is_some_and(Store::has_lossy) => return Ok(()),
+            Mode::Trace => "an image of version 1 has no lossy blocks; `lamina image upgrade` makes it one \
+                            of version 2"
+                .to_owned(),
+        };
+        Err(TensorError::Kv { name: spec.name.clone(), why: KvError::Lossy { why } })
     }
 
     /// Forgets a tensor and its views. Its bytes stay, readable through the base window.

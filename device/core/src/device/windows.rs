@@ -27,10 +27,12 @@
 //!   publishes one says so.
 //! * An open window keeps which of its blocks are lost. A store of part of one is refused, a store
 //!   of all of it ends that.
+//! * A full window of a lossy tensor is [packed]. All else here is as for any other.
 //! * What a window decoded to is kept for its next reader ([`super::decoded`]), and forgotten when
 //!   the window is opened or published.
 
 mod decode;
+mod packed;
 mod publish;
 
 use std::{

@@ -115,6 +115,17 @@ fn caches_are_recognised_by_name_and_by_rule() {
 }
 
 #[test]
+fn a_rule_says_what_a_layout_can_say() {
+    for layout in
+        ["64", "64,32", "64,stride=80", "64,64,lossy=packkv:0.1,none,4", "64,64,stride=64,lossy=packkv"]
+    {
+        let rule: KvRule = format!("a=b,*={layout}").parse().unwrap();
+        assert_eq!(rule.layout, Some(layout.parse().unwrap()), "{layout}");
+        assert!(rule.pattern.matches("a=b,c") && !rule.pattern.matches("c"), "{layout}");
+    }
+}
+
+#[test]
 fn a_format_rule_overrides_the_file() {
     let (_file, model) = checkpoint(&[("q", "U8", &[2, 8], noise(16))]);
     let options = LoadOptions { formats: vec!["q=int4".parse().unwrap()], ..views(&["full"]) };

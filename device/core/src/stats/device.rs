@@ -288,6 +288,8 @@ counters! {
             windows_coded_channels: Counter at First(15) => coded_channels "windows_coded_channels" Count;
             /// KV windows coded channel by channel with exponents as differences.
             windows_coded_deltas: Counter at First(16) => coded_deltas "windows_coded_deltas" Count;
+            /// KV windows packed with loss, of tensors that are lossy.
+            windows_packed: Counter at Later(52) => packed "windows_packed" Count;
             /// Rows that KV windows left out because they repeat.
             repeated_rows: Counter at First(33) => repeated_rows "windows_repeated_rows" Count;
             /// KV windows decoded for reads.
@@ -364,12 +366,13 @@ impl Stats {
         }
     }
 
-    /// KV windows coded so.
-    pub(crate) fn windows_coded(&self, coding: Coding) -> &Counter {
+    /// KV windows coded so, or packed.
+    pub(crate) fn windows_coded(&self, coding: Option<Coding>) -> &Counter {
         match coding {
-            Coding::Plain => &self.windows_coded_plain,
-            Coding::Channels => &self.windows_coded_channels,
-            Coding::Deltas => &self.windows_coded_deltas,
+            Some(Coding::Plain) => &self.windows_coded_plain,
+            Some(Coding::Channels) => &self.windows_coded_channels,
+            Some(Coding::Deltas) => &self.windows_coded_deltas,
+            None => &self.windows_packed,
         }
     }
 

@@ -207,6 +207,8 @@ fn each(entry: &Entry, mut count: impl FnMut(Which, i64)) {
         Stored::Words { codec, length, .. } => {
             count(Which::Words(if bypass { 0 } else { 1 + *codec as usize }), i64::from(*length));
         }
+        // Neither words nor planes: what they take is in what their tensors are charged.
+        Stored::Packed { .. } => {}
         Stored::Planes(planes) => {
             let all = planes.format.planes();
             for index in 0..all {

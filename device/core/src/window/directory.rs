@@ -89,6 +89,7 @@ fn tensor_entry(tensor: &Tensor, partition_table: &PartitionTable) -> TensorEntr
         length: info.length,
         elements: info.elements,
         layout: info.layout.into(),
+        lossy: info.layout.lossy().is_some(),
     }
 }
 

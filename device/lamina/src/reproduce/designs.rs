@@ -63,7 +63,7 @@ fn spec(name: &str, dpa: u64, layout: Layout) -> TensorSpec {
 /// Gives three devices the same bytes.
 pub(super) fn run() -> Result<Vec<Design>> {
     let data = values();
-    let kv = KvLayout { channels: CHANNELS, window: KV_WINDOW, stride: None, paged: None };
+    let kv = KvLayout::rows(CHANNELS, KV_WINDOW);
     [Mode::Plain, Mode::GComp, Mode::Trace]
         .into_iter()
         .map(|mode| {

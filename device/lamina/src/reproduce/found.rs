@@ -172,7 +172,7 @@ fn layout(given: Option<KvLayout>, files: &[ModelFile]) -> Result<KvLayout> {
     let first = channels.next();
     match first.and_then(|first| u32::try_from(first).ok()) {
         Some(row) if row > 0 && channels.all(|other| Some(other) == first) => {
-            Ok(KvLayout { channels: row, window: KV_WINDOW, stride: None, paged: None })
+            Ok(KvLayout::rows(row, KV_WINDOW))
         }
         _ => bail!(
             "the tensors of {} do not tell the layout of a KV cache: say it with --kv \

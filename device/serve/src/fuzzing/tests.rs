@@ -66,6 +66,11 @@ fn any_entry_and_bundle_decode_or_are_refused() {
 }
 
 #[test]
+fn any_bytes_are_a_packed_window_or_are_refused() {
+    run("packed", 1500, packed);
+}
+
+#[test]
 fn any_file_is_a_checkpoint_or_is_refused() {
     run("header", 4000, header);
 }

@@ -7,7 +7,6 @@ use lamina_codec::format::Format;
 use lamina_device::counters::Times;
 use lamina_device::device::events::Event;
 use lamina_device::device::poison::Poisoned;
-use lamina_device::layout::Layout;
 use lamina_device::stats::{LatencyReport, PlaneReport, StatsReport, TensorReport, TrafficReport};
 use serde::Serialize;
 
@@ -34,7 +33,7 @@ pub(super) struct Moved {
 pub(super) struct TensorRow {
     name: String,
     format: Format,
-    /// `weight` or `kv`.
+    /// The layout's name.
     layout: &'static str,
     codec: String,
     dpa: u64,
@@ -293,10 +292,7 @@ impl LatencyRow {
 impl TensorRow {
     fn of(report: TensorReport) -> Self {
         Self {
-            layout: match report.layout {
-                Layout::Weight => "weight",
-                Layout::Kv(_) => "kv",
-            },
+            layout: report.layout.name(),
             codec: report.codec.to_string(),
             moved: Moved::of(&report.base),
             name: report.name,
@@ -335,7 +331,7 @@ fn formats(planes: &[PlaneReport], tensors: &[TensorReport]) -> Vec<FormatRow> {
 /// The KV caches by the first number in their names, in its order.
 fn layers<'t>(tensors: impl Iterator<Item = &'t TensorRow>) -> Vec<LayerRow> {
     let mut layers: BTreeMap<u64, LayerRow> = BTreeMap::new();
-    for tensor in tensors.filter(|tensor| tensor.layout == "kv") {
+    for tensor in tensors.filter(|tensor| tensor.layout.ends_with("kv")) {
         let Some(layer) = layer(&tensor.name) else { continue };
         let row = layers.entry(layer).or_insert_with(|| LayerRow { layer, ..LayerRow::default() });
         row.length = row.length.saturating_add(tensor.length);

@@ -2,6 +2,7 @@
 //! was flushed.
 
 use std::{
+    collections::BTreeMap,
     fs::File,
     os::unix::fs::FileExt,
     sync::{Arc, Mutex},
@@ -77,6 +78,7 @@ impl Device {
                 length,
                 elements,
                 layout: Layout::Weight,
+                lossy: false,
             });
             directory.views.push(ViewEntry {
                 tensor: index,
@@ -137,6 +139,7 @@ impl Device {
             config: CONFIG,
             tokenizer: self.files.path("tokenizer"),
             cache: "kv".to_owned(),
+            packed: BTreeMap::new(),
             page_tokens: 8,
             flush_every: 6,
             evict: true,

@@ -34,6 +34,7 @@ impl Device {
                 length,
                 elements: ELEMENTS,
                 layout: Layout::Weight,
+                lossy: false,
             });
             let bytes: Vec<u8> =
                 (0..length).map(|at| ((at + dpa).wrapping_mul(0x9e37_79b9) >> 11).to_le_bytes()[0]).collect();

@@ -12,6 +12,7 @@ mod reference;
 pub mod report;
 
 use std::{
+    collections::BTreeMap,
     fs,
     io::Write as _,
     path::{Path, PathBuf},
@@ -32,6 +33,10 @@ pub use reference::Expected;
 
 /// What the cache's tensors are named after.
 const CACHE: &str = "sequence";
+/// The same of those that are packed with loss, with a number behind.
+const PACKED: &str = "packed";
+/// Tokens that are packed together.
+const PACKED_TOKENS: usize = 64;
 /// Where the guest has the vocabulary.
 pub(crate) const TOKENIZER: &str = "/tokenizer.bin";
 /// Bytes that the device codes, and the host fetches, as a whole.
@@ -154,13 +159,33 @@ impl Decode {
         }
 
         let folder = tempfile::Builder::new().prefix("lamina-decode-").tempdir()?;
-        let cache = folder.path().join("cache.safetensors");
-        write_cache(&cache, &config).context("cannot write the empty KV cache")?;
-        serve.models.push(cache);
+        let mut add_cache = |name: &str, layout: String| {
+            let cache = folder.path().join(format!("{name}.safetensors"));
+            write_cache(&cache, name, &config).context("cannot write the empty KV cache")?;
+            serve.models.push(cache);
+            serve.kv.push(format!("{name}.*={layout}"));
+            Ok::<_, anyhow::Error>(())
+        };
         // Windows that are pages, so that reading a page decodes no other; but no smaller than a
         // block.
         let window = self.window_tokens.unwrap_or(page_tokens).max(BLOCK / row_bytes).clamp(1, MAX_WINDOW);
-        serve.kv.push(format!("{CACHE}.*={},{window}", config.kv_dim()));
+        add_cache(CACHE, format!("{},{window}", config.kv_dim()))?;
+        let mut packed = BTreeMap::new();
+        for policy in &self.policies {
+            let Policy::Packed(packing) = policy else { continue };
+            let name = format!("{PACKED}{}", packed.len() + 1);
+            let window = (1..=MAX_WINDOW).find(|tokens| {
+                tokens.is_multiple_of(PACKED_TOKENS) && (tokens * row_bytes).is_multiple_of(BLOCK)
+            });
+            let window = window.with_context(|| {
+                format!(
+                    "{policy}: rows of {row_bytes} bytes fill no windows of whole {PACKED_TOKENS} tokens and blocks"
+                )
+            })?;
+            if packed.insert(policy.to_string(), name.clone()).is_none() {
+                add_cache(&name, format!("{},{window},lossy={packing}", config.kv_dim()))?;
+            }
+        }
         let policies = self.policies.iter().flat_map(Policy::views);
         for view in [FULL.to_owned()].into_iter().chain(self.views.iter().cloned()).chain(policies) {
             Element::of(&view)?;
@@ -173,6 +198,7 @@ impl Decode {
             config,
             tokenizer: TOKENIZER.into(),
             cache: CACHE.to_owned(),
+            packed,
             page_tokens,
             flush_every: self.flush_every,
             evict: !self.keep_cache,
@@ -180,9 +206,12 @@ impl Decode {
             runs: self.runs(text),
         };
         let files = vec![GuestFile::data(TOKENIZER, vocabulary)];
+        let caches = 1 + plan.packed.len();
         // A checkpoint that says nothing of itself goes by its file's name, if it came alone.
         let file = || match &serve.models[..] {
-            [model, _cache] => Some(model.file_stem()?.to_string_lossy().into_owned()),
+            [model, _cache, ..] if serve.models.len() == 1 + caches => {
+                Some(model.file_stem()?.to_string_lossy().into_owned())
+            }
             _ => None,
         };
         let model = judge.note("name").map(str::to_owned).or_else(file);
@@ -250,13 +279,13 @@ pub(crate) fn has_weights(judge: &Judge, config: &Config) -> Result<()> {
 
 /// Writes a checkpoint of zeros: K and V of every layer, a row for each token that the model can
 /// take.
-fn write_cache(path: &Path, config: &Config) -> Result<()> {
+fn write_cache(path: &Path, name: &str, config: &Config) -> Result<()> {
     let bytes = 2 * config.kv_dim() * config.seq_len;
     let mut header = serde_json::Map::new();
     for slot in Slot::all(config) {
         let start = slot.index() * bytes;
         let entry = json!({ "dtype": "BF16", "shape": [config.seq_len, config.kv_dim()], "data_offsets": [start, start + bytes] });
-        header.insert(slot.name(CACHE), entry);
+        header.insert(slot.name(name), entry);
     }
     let header = serde_json::to_vec(&header)?;
     let mut file = fs::File::create(path)?;

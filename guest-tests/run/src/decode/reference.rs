@@ -17,6 +17,9 @@ use safetensors::{Dtype, tensor::TensorView};
 
 use crate::judge::Judge;
 
+/// The relative scale of a packing that says none.
+const USUAL_SCALE: f32 = 0.1;
+
 /// What a run must come to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
@@ -52,7 +55,10 @@ pub(crate) fn expected(
         }
         return Ok(expected);
     }
-    let memory = Arrays::new(&plan.config, policy.views())?;
+    let mut memory = Arrays::new(&plan.config, policy.views())?;
+    if let Policy::Packed(packing) = &policy {
+        memory.packed = Some(scale_of(packing).with_context(|| format!("the scale of {packing}"))?);
+    }
     let mut cache = PagedCache::new(memory, plan.config, policy, plan.page_tokens, plan.flush_every)?;
     Ok(perform(plan, tokenizer, &run.task, &weights, &mut cache))
 }
@@ -109,8 +115,18 @@ impl Memory for Tensors {
     }
 }
 
+/// The relative scale of `packkv[:SCALE[,…]]`.
+fn scale_of(packing: &str) -> Result<f32> {
+    let numbers = packing.strip_prefix("packkv").and_then(|rest| rest.strip_prefix(':'));
+    let Some(numbers) = numbers else { return Ok(USUAL_SCALE) };
+    Ok(numbers.split(',').next().unwrap_or_default().parse()?)
+}
+
 /// A cache's tensors, and their views as of the last flush.
 struct Arrays {
+    channels: usize,
+    /// The relative scale, if full windows are packed with loss.
+    packed: Option<f32>,
     base: Vec<Vec<u8>>,
     views: Vec<String>,
     /// By view, then by tensor.
@@ -123,7 +139,7 @@ impl Arrays {
             lamina_reference::planes(Format::Bf16, view).context("the policy's view")?;
         }
         let base = vec![vec![0; 2 * config.kv_dim() * config.seq_len]; Slot::all(config).len()];
-        let mut arrays = Self { base, views, shown: Vec::new() };
+        let mut arrays = Self { channels: config.kv_dim(), packed: None, base, views, shown: Vec::new() };
         arrays.show();
         Ok(arrays)
     }
@@ -132,7 +148,11 @@ impl Arrays {
         let of = |tensor: &Vec<u8>, view: &str| {
             view_bytes(Format::Bf16, view, tensor, tensor.len() as u64 / 2).expect("the view is one of bf16")
         };
-        let all = |view: &String| self.base.iter().map(|tensor| of(tensor, view)).collect();
+        let held = |tensor: &Vec<u8>| {
+            let packed = |scale| lamina_reference::packed_windows(tensor, self.channels, scale);
+            self.packed.map_or_else(|| tensor.clone(), packed)
+        };
+        let all = |view: &String| self.base.iter().map(|tensor| of(&held(tensor), view)).collect();
         self.shown = self.views.iter().map(all).collect();
     }
 }

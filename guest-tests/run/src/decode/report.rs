@@ -301,7 +301,8 @@ fn run_report(
     };
     let config = &plan.config;
     let weights: BTreeSet<String> = Weight::all(config).into_iter().map(Weight::name).collect();
-    let cache: BTreeSet<String> = Slot::all(config).into_iter().map(|slot| slot.name(&plan.cache)).collect();
+    let cache: BTreeSet<String> =
+        Slot::all(config).into_iter().map(|slot| slot.name(plan.cache_of(run))).collect();
     let moved = |tensors: &BTreeSet<String>, loaded_bytes| -> Result<Moved> {
         let moved = fetched(after, tensors)? - fetched(before, tensors)?;
         Ok(Moved { loaded_bytes, ..moved })
@@ -316,7 +317,7 @@ fn run_report(
     }
     let kv_stored_bytes = stored.values().sum();
     let of_slot = |layer, cached| {
-        let name = Slot { layer, cached }.name(&plan.cache);
+        let name = Slot { layer, cached }.name(plan.cache_of(run));
         quotient(kv_stored_by_guest / cache.len() as u64, *stored.get(name.as_str())?)
     };
     let of_layer =
@@ -496,6 +497,7 @@ mod tests {
             config,
             tokenizer: "/t".into(),
             cache: "kv".to_owned(),
+            packed: BTreeMap::new(),
             page_tokens: 2,
             flush_every: 2,
             evict: true,

@@ -68,6 +68,9 @@ fn layouts_are_read_as_written_and_refused_with_the_bound() {
     assert_eq!(read("64"), Ok(KvLayout::rows(64, 128)));
     assert_eq!(read("64,32"), Ok(KvLayout::rows(64, 32)));
     assert_eq!(read("64,stride=80"), Ok(KvLayout { stride: Some(80), ..KvLayout::rows(64, 128) }));
+    let lossy = KvLayout { lossy: Some("packkv:0.2,none,4".parse().unwrap()), ..KvLayout::rows(64, 32) };
+    assert_eq!(read("64,32,lossy=packkv:0.2,none,4"), Ok(lossy));
+    assert!(read("64,32,lossy=packkv:7").unwrap_err().to_string().contains("from 0.01 to 1"));
     assert_eq!(read("64,32,stride=80"), Ok(KvLayout { stride: Some(80), ..KvLayout::rows(64, 32) }));
     assert_eq!(read("hnd:8,128,16"), KvLayout::preset(Preset::Hnd, 8, 128, 16, 128));
     assert_eq!(read("nhd:8,128,16,64"), Ok(KvLayout::rows(1024, 64)));

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    Content, FetchError, KvStaging, KvWindow, Origin, Output, Request, Span, Tally, Wanted, Whole, poison,
+    Content, FetchError, KvStaging, KvWindow, Origin, Output, Request, Span, Tally, Wanted, Whole,
+    packed::Pieces, poison,
 };
 use crate::device::{DeviceError, blocks::planes_of, decoded::DecodedFrom, lines, observers::Fetch};
 use lamina_codec::{
@@ -102,7 +103,7 @@ impl KvStaging {
         let mut scratch = self.blocks.pool.take();
         let decoder = &mut scratch.decoder;
         let mut decoder = WindowDecoder::new(decoder, shape, span.before, span.blocks, mask, &mut out);
-        let mut bundle = [0; MAX_BUNDLE];
+        let (mut bundle, mut pieces) = ([0; MAX_BUNDLE], Pieces::default());
         for at in 0..span.blocks {
             let block = span.first + at as u64;
             let reported = |stored, tally: &mut Tally| {
@@ -123,9 +124,19 @@ impl KvStaging {
             };
             let Some(place) = &fetched.entry.place else { continue };
             tally.planes += planes_of(&place.stored, fetched.mask);
-            decoder
-                .add(at, &place.stored, fetched.mask, &bundle)
-                .map_err(|why| DeviceError::Damaged { block, why })?;
+            let damaged = |why| DeviceError::Damaged { block, why };
+            if pieces.add(&place.stored, &bundle).map_err(damaged)? {
+                continue;
+            }
+            decoder.add(at, &place.stored, fetched.mask, &bundle).map_err(damaged)?;
+        }
+        if let Some(why) = poisoned.take_if(|_| !pieces.is_empty()) {
+            return Err(why.into());
+        }
+        if !pieces.is_empty() {
+            let damaged = |why| DeviceError::Damaged { block: span.first, why };
+            pieces.decode(shape, span.blocks, mask, &mut out).map_err(damaged)?;
+            return Ok(Whole { bytes: out, lost, touched: Vec::new() });
         }
         if let Some(why) = poisoned.filter(|_| decoder.transformed() == Some(true)) {
             return Err(why.into());
@@ -193,6 +204,11 @@ impl KvStaging {
     /// are lost with these. The caller holds its lock.
     fn decode_what_can_be(&self, shape: &Shape, span: &Span) -> Result<Whole, DeviceError> {
         let store = self.store();
+        if self.has_pieces(span) {
+            // Nothing is had of some of them.
+            let (bytes, lost) = (vec![0; span.bytes()], BlockSet::first(span.blocks));
+            return Ok(Whole { bytes, lost, touched: Vec::new() });
+        }
         let all = PlaneMask::all(shape.format());
         let (mut gone, mut bytes, mut bundle) = (BlockSet::default(), Vec::new(), [0; MAX_BUNDLE]);
         // How the blocks were coded that are gone, as far as their entries say so, and whether

@@ -22,7 +22,8 @@ use lamina_store::{Prepared, StoreError, cause::Why, entry};
 
 /// A window that is coded: its bundles are the first of the scratch.
 pub(super) struct CodedWindow<'p> {
-    coding: Coding,
+    /// None if it is packed.
+    coding: Option<Coding>,
     /// Rows that it leaves out.
     repeated_rows: usize,
     scratch: Taken<'p>,
@@ -41,8 +42,12 @@ impl KvStaging {
         let coding = coding.or_else(|| tensor.is_leaving().then_some(Coding::Plain));
         let mut scratch = self.blocks.pool.take();
         let Scratch { encoder, bundles, .. } = &mut *scratch;
+        let packer = shape.packer().filter(|_| coding.is_none());
+        if packer.is_some_and(|packer| packer.encode_to(bytes, bundles)) {
+            return CodedWindow { coding: None, repeated_rows: 0, scratch };
+        }
         let coded = encoder.window(shape, span.before, tensor.info.codec, bytes, coding, bundles);
-        CodedWindow { coding: coded.coding, repeated_rows: coded.repeated_rows, scratch }
+        CodedWindow { coding: Some(coded.coding), repeated_rows: coded.repeated_rows, scratch }
     }
 
     /// Codes a window as `coding` says or as is best, in address order if blocks of it are lost,
@@ -209,7 +214,7 @@ impl KvStaging {
     pub(super) fn uncode(&self, window: &KvWindow<'_>) -> Result<(), DeviceError> {
         let _lock = self.stripe(&window.span).lock();
         let is_open = self.find(&window.span).is_some();
-        if !is_open && !self.holds(window, |stored| stored.head_bytes() > 0) {
+        if !is_open && !self.holds(window, Stored::is_of_window) {
             return Ok(());
         }
         let Whole { bytes, lost, touched } = self.whole(window)?;

@@ -48,7 +48,7 @@ fn one(
     let element = Element::of(&run.weights)?;
     let policy: Policy = run.policy.parse()?;
     let weights = WeightMemory::open(lamina, &config, &run.weights, &element)?;
-    let mut memory = CacheMemory::open(lamina, &config, &plan.cache, &policy)?;
+    let mut memory = CacheMemory::open(lamina, &config, plan.cache_of(run), &policy)?;
     memory.clear()?;
     // Whatever an earlier run has left in the host's page cache, this one begins without.
     let places = weights.places().to_vec();

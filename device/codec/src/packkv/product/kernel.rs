@@ -1,0 +1,68 @@
+//! The ways to multiply with packs, one for each processor, chosen at run time.
+
+use std::ops::Range;
+
+use super::{PackedSide, TOKENS, dot, fit, spread, unpack, weigh};
+#[cfg(target_arch = "x86_64")]
+use super::{avx2, avx512};
+use crate::kernel::kernels;
+
+kernels! {
+    /// A processor's way to multiply with packs.
+    pub enum Kernel {
+        /// Any processor.
+        Portable,
+        /// Levels spread by BMI2's `pdep`, eight multiplied at a time.
+        Avx2: ["avx2", "fma", "bmi2"],
+        /// The same, sixteen at a time.
+        Avx512: ["avx2", "fma", "bmi2", "avx512f"],
+    }
+}
+
+/// A method that runs the kernel's function for packs of the side's tokens.
+macro_rules! by_pack {
+    ($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)? = $portable:expr, $avx2:ident, $avx512:ident) => {
+        $(#[$doc])*
+        pub(super) fn $name(self, side: &PackedSide<'_>, $($argument: $type),*) $(-> $result)? {
+            fn run<const PACK: usize>(kernel: Kernel, side: &PackedSide<'_>, $($argument: $type),*) $(-> $result)? {
+                assert!(kernel.is_available(), "{kernel:?} needs another processor");
+                match kernel {
+                    Kernel::Portable => $portable(side, $($argument),*),
+                    // SAFETY: the processor has the features of the kernel, as was just asserted.
+                    #[cfg(target_arch = "x86_64")]
+                    Kernel::Avx2 => unsafe { avx2::$avx2::<PACK>(side, $($argument),*) },
+                    // SAFETY: as above; the other kernel needs less.
+                    #[cfg(target_arch = "x86_64")]
+                    Kernel::Avx512 => unsafe { $avx512::$name::<PACK>(side, $($argument),*) },
+                }
+            }
+            match side.pack.tokens() {
+                16 => run::<16>(self, side, $($argument),*),
+                8 => run::<8>(self, side, $($argument),*),
+                _ => run::<4>(self, side, $($argument),*),
+            }
+        }
+    };
+}
+
+impl Kernel {
+    by_pack! {
+        /// See [`fit`].
+        fit(most: u8) -> bool = |side, most| fit::<PACK>(side, most, spread), fit, avx2
+    }
+
+    by_pack! {
+        /// See [`unpack`].
+        unpack(values: &mut [u8]) = |side, values| unpack::<PACK>(side, values, spread), unpack, avx2
+    }
+
+    by_pack! {
+        /// See [`dot`].
+        dot(channels: Range<usize>, query: &[f32], sums: &mut [f32; TOKENS]) = dot::<PACK>, dot, avx512
+    }
+
+    by_pack! {
+        /// See [`weigh`].
+        weigh(channels: Range<usize>, scaled: &[f32; TOKENS], out: &mut [f32]) = weigh::<PACK>, weigh, avx512
+    }
+}
