@@ -206,6 +206,7 @@ fn schemas() -> Value {
             ("format", format()),
             ("layout?", of("Layout")),
             ("codec?", or_null(&codec())),
+            ("base?", or_null(&string())),
         ]),
         "Tensor": object(&[
             ("name", string()),
@@ -216,6 +217,7 @@ fn schemas() -> Value {
             ("format", format()),
             ("layout", of("Layout")),
             ("codec", codec()),
+            ("base?", string()),
         ]),
         "View": object(&[
             ("tensor", string()),
@@ -286,6 +288,8 @@ fn schemas() -> Value {
             ("name", string()),
             ("bytes", count()),
             ("stored", count()),
+            ("base?", string()),
+            ("apart?", json!({ "type": "array", "items": object(&[("tensor", string()), ("why", string())]) })),
             ("files", json!({ "type": "array", "items": object(&[
                 ("path", string()),
                 ("kind", string()),
@@ -303,6 +307,7 @@ fn schemas() -> Value {
             ("path", string()),
             ("name?", or_null(&string())),
             ("views?", json!({ "type": "array", "items": string() })),
+            ("base?", or_null(&string())),
             ("maps?", json!({ "type": "object", "additionalProperties":
                 object(&[("tensor?", json!({ "type": "array", "items": rules }))]) })),
         ]),

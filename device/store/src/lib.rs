@@ -486,8 +486,10 @@ impl Store {
         let bytes = (first..).zip(bundles.iter().map(Bundle::bytes));
         let mut rest = bundles.iter();
         self.segments.store_all(bytes, what, |segment| {
-            let stored = rest.next().and_then(|bundle| bundle.stored.clone());
-            let place = stored.map(|stored| entry::Place { segment, stored, lossy: false });
+            let place = rest.next().and_then(|bundle| {
+                let (stored, difference) = (bundle.stored.clone()?, bundle.difference);
+                Some(entry::Place { segment, stored, lossy: false, difference })
+            });
             prepared.push(Prepared { place, lost: None });
         })?;
         Ok(prepared)
@@ -777,6 +779,11 @@ impl Store {
     /// Whether its entries have a number for the format; see [`Version::holds`].
     pub fn holds(&self, format: lamina_codec::format::Format) -> bool {
         self.index.version().holds(format)
+    }
+
+    /// Whether its entries can say that a block is a difference.
+    pub fn has_differences(&self) -> bool {
+        self.index.version().has_differences()
     }
 
     /// Bytes of segments in use.

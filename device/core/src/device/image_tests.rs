@@ -88,6 +88,7 @@ fn weights() -> TensorSpec {
         format: Format::Bf16,
         layout: Layout::Weight,
         codec: None,
+        base: None,
     }
 }
 
@@ -101,7 +102,7 @@ fn cache() -> TensorSpec {
     }
 }
 
-fn config() -> DeviceConfig {
+pub(super) fn config() -> DeviceConfig {
     let config = DeviceConfig::new((BLOCKS * BLOCK) as u64, 16 << 20);
     DeviceConfig { open_windows: 2, codec: Codec::Tree, ..config }
 }
@@ -159,7 +160,7 @@ pub(super) fn read_all(device: &Device) -> Vec<u8> {
 }
 
 /// Whether part of a poisoned block was to be written.
-fn is_refused(done: &Result<(), DeviceError>) -> bool {
+pub(super) fn is_refused(done: &Result<(), DeviceError>) -> bool {
     matches!(
         done,
         Err(DeviceError::Store(StoreError::Entry { why: lamina_store::entry::Damaged::Poison, .. }))
@@ -167,7 +168,7 @@ fn is_refused(done: &Result<(), DeviceError>) -> bool {
 }
 
 /// What a device says it stores is what a process that finds its image counts.
-fn agree(device: &Device) {
+pub(super) fn agree(device: &Device) {
     let found = Device::open(device.image().unwrap().clone(), &config()).unwrap();
     let stored = |device: &Device| {
         let stats = device.stats();
@@ -179,7 +180,7 @@ fn agree(device: &Device) {
 
 /// Each block of `found` is the one of `before` or the one of `after`; `found` is what holds from
 /// now on.
-fn settle(before: &mut Vec<u8>, after: &[u8], found: Vec<u8>) {
+pub(super) fn settle(before: &mut Vec<u8>, after: &[u8], found: Vec<u8>) {
     for (block, found) in found.chunks(BLOCK).enumerate() {
         let at = block * BLOCK..(block + 1) * BLOCK;
         assert!(found == &before[at.clone()] || found == &after[at], "block {block} is neither old nor new");
@@ -275,7 +276,7 @@ proptest! {
 }
 
 /// Opens an image as this worker of a holder.
-fn open_as(image: &Image, number: u64) -> Device {
+pub(super) fn open_as(image: &Image, number: u64) -> Device {
     open_of(image, Worker { holder: 7, number })
 }
 

@@ -18,15 +18,16 @@
 //!   directory is the same to the byte. What was coded anew is coded back as far as there is room.
 //!   If there is no room even for the removal, the tensor is listed: it is whole, and some of its
 //!   blocks stay coded as they were.
-//! * A tensor is removed in this order:
+//! * A tensor is removed in this order, unless others are coded against it:
 //!   1. It is marked as leaving: from then on its windows are coded block by block, and every store
-//!      closes the window it goes to.
-//!   2. All its windows are coded so.
+//!      closes the window it goes to. Blocks of a tensor with a base are coded by themselves.
+//!   2. All its windows are coded so, and all its differences.
 //!   3. Its blocks are charged to nobody.
 //!   4. The tables and the map forget it and its views.
 //!
 //!   What fails leaves it there, with windows that are coded block by block until they are written.
-//! * So the tables name the tensor of every coded window, whenever the process dies. A tensor that
+//! * So the tables name the tensor of every coded window and of every difference, whenever the
+//!   process dies. A tensor that
 //!   was being made or removed is there afterwards, unless the last step of its removal was done.
 //!   Its blocks say how they are coded, and the accounts are made anew from them.
 //! * Who makes or removes a tensor holds its turn from the first step to the last. Who wants its
@@ -47,7 +48,9 @@ use super::{
 };
 use crate::{
     stats::Stats,
-    tensor::{self, SourceId, SourceOf, Tensor, TensorError, TensorInfo, TensorSpec, Transition},
+    tensor::{
+        self, Lineage, NoBase, SourceId, SourceOf, Tensor, TensorError, TensorInfo, TensorSpec, Transition,
+    },
     window::{Alias, Draft, Map, ViewInfo},
 };
 use lamina_codec::{BLOCK_BYTES, format::Format, kv::Shape, view::View};
@@ -117,6 +120,7 @@ impl Device {
         }
         let next = draft.finish();
         self.keep(&next, Change::made(&tensors))?;
+        tensors.iter().for_each(Tensor::join_base);
         replace(guard, next);
         if are_empty {
             return Ok(infos);
@@ -149,22 +153,68 @@ impl Device {
         Ok(infos)
     }
 
+    /// What a tensor is to be coded against, if that can be.
+    fn base_of(&self, map: &Map, checked: &Checked) -> Result<Option<Arc<Tensor>>, TensorError> {
+        let Checked { info, part, .. } = checked;
+        let Some(name) = &info.base else { return Ok(None) };
+        let refused = |why| TensorError::Base { name: info.name.clone(), base: name.clone(), why };
+        self.holds_differences().map_err(refused)?;
+        let base = map.listed_tensor(name).map_err(|_| refused(NoBase::Unknown))?;
+        if base.is_leaving() {
+            return Err(refused(NoBase::Leaving));
+        }
+        match tensor::refused_base(info, *part, base) {
+            None => Ok(Some(base.clone())),
+            Some(why) => Err(refused(why)),
+        }
+    }
+
+    /// That a tensor could be coded against the base that `spec` names.
+    ///
+    /// # Errors
+    /// [`TensorError::Base`], and what is wrong with the rest.
+    pub fn may_derive(&self, spec: &TensorSpec) -> Result<(), TensorError> {
+        self.base_of(&self.map(), &self.check(spec.clone())?).map(drop)
+    }
+
+    /// That it can have tensors that are coded against others.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn holds_differences(&self) -> Result<(), NoBase> {
+        match self.coded_store().filter(|_| self.config.mode == Mode::Trace) {
+            None => Err(NoBase::Mode { mode: self.config.mode }),
+            Some(store) if !store.has_differences() => Err(NoBase::Version),
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// That no tensor is coded against the one of this name, or there is none.
+    ///
+    /// # Errors
+    /// [`TensorError::IsBase`].
+    pub fn is_no_base(&self, name: &str) -> Result<(), DeviceError> {
+        let map = self.map();
+        let found = map.tensor(name).ok();
+        Ok(found.map_or(Ok(()), |tensor| is_no_base(tensor))?)
+    }
+
     /// Whether it can have tensors of the format: an image of version 1 has not all.
     pub fn holds(&self, format: Format) -> bool {
         self.coded_store().is_none_or(|store| store.holds(format))
     }
 
     /// Checks all of `spec` but its place.
-    fn check(&self, spec: TensorSpec) -> Result<Checked, DeviceError> {
+    fn check(&self, spec: TensorSpec) -> Result<Checked, TensorError> {
         let (elements, shape) = tensor::check(&spec)?;
         if !self.holds(spec.format) {
-            return Err(TensorError::Version { name: spec.name, format: spec.format }.into());
+            return Err(TensorError::Version { name: spec.name, format: spec.format });
         }
         let windows = tensor::windows(&spec)?.filter(|_| self.config.mode == Mode::Trace);
         let part = self.accounts.partition_table.of_name(&spec.name)?;
-        let TensorSpec { name, dpa, length, format, layout, codec, .. } = spec;
+        let TensorSpec { name, dpa, length, format, layout, codec, base, .. } = spec;
         let codec = codec.unwrap_or(self.config.codec);
-        let info = TensorInfo { name, dpa: 0, length, elements, shape, format, layout, codec };
+        let info = TensorInfo { name, dpa: 0, length, elements, shape, format, layout, codec, base };
         Ok(Checked { info, dpa, part, windows })
     }
 
@@ -172,7 +222,8 @@ impl Device {
     ///
     /// # Errors
     /// [`DeviceError::Tensor`] if there is none of this name. A KV tensor's windows are coded block
-    /// by block first: [`DeviceError::Store`] if there is no room for that; then it stays.
+    /// by block first, and what is stored as differences by itself: [`DeviceError::Store`] if there
+    /// is no room for that; then it stays. So does one that others are coded against.
     pub fn remove_tensor(&self, name: &str) -> Result<(), DeviceError> {
         loop {
             let tensor = self.map().tensor(name)?.clone();
@@ -263,7 +314,11 @@ impl Device {
 
     /// Resizes a tensor whose turn the caller has.
     fn resize(&self, old: &Arc<Tensor>, length: u64) -> Result<TensorInfo, DeviceError> {
-        let TensorInfo { name, dpa, format, layout, codec, .. } = old.info.clone();
+        is_no_base(old)?;
+        let TensorInfo { name, dpa, format, layout, codec, base, .. } = old.info.clone();
+        if let Some(base) = base {
+            return Err(TensorError::IsDerived { name, base }.into());
+        }
         let shape = resized(&old.info, length)?;
         let spec = TensorSpec {
             name,
@@ -274,6 +329,7 @@ impl Device {
             format,
             layout,
             codec: Some(codec),
+            base: None,
         };
         let Checked { info, part, windows, .. } = self.check(spec)?;
         let info = TensorInfo { dpa, ..info };
@@ -326,6 +382,8 @@ impl Device {
                 continue;
             }
             self.free_behind(&guard, old, info)?;
+            // Somebody may have derived a tensor from it meanwhile.
+            is_no_base(old)?;
             let mut draft = guard.draft();
             let views: Vec<_> = guard.aliases_of(old).cloned().collect();
             let new = Arc::new(Tensor {
@@ -336,6 +394,7 @@ impl Device {
                 traffic: Arc::clone(&old.traffic),
                 source: SourceOf::new(old.source.get()),
                 transition: Transition::making(),
+                lineage: Lineage::default(),
                 number: draft.number(),
             });
             new.transition.set_charged(0..kept);
@@ -507,7 +566,10 @@ impl Device {
             let mut tensors = Vec::with_capacity(checked.len());
             for one in checked {
                 match self.place(draft.map(), one) {
-                    Ok(dpa) => tensors.push(self.put(&mut draft, one, dpa, source)),
+                    Ok(dpa) => {
+                        let base = self.base_of(&guard, one)?;
+                        tensors.push(self.put(&mut draft, one, dpa, source, base));
+                    }
                     Err(why) => {
                         let Some(busy) = in_the_way(&guard, one.part, &why) else { return Err(why.into()) };
                         drop(guard);
@@ -520,7 +582,14 @@ impl Device {
         }
     }
 
-    fn put(&self, draft: &mut Draft, checked: &Checked, dpa: u64, source: Option<SourceId>) -> Arc<Tensor> {
+    fn put(
+        &self,
+        draft: &mut Draft,
+        checked: &Checked,
+        dpa: u64,
+        source: Option<SourceId>,
+        base: Option<Arc<Tensor>>,
+    ) -> Arc<Tensor> {
         let Checked { info, part, windows, .. } = checked;
         let tensor = Arc::new(Tensor {
             info: TensorInfo { dpa, ..info.clone() },
@@ -530,6 +599,7 @@ impl Device {
             traffic: self.new_traffic(),
             source: SourceOf::new(source),
             transition: Transition::making(),
+            lineage: Lineage::of(base),
             number: draft.number(),
         });
         draft.add_tensor(&tensor, false);
@@ -550,6 +620,7 @@ impl Device {
     fn unmake(&self, tensors: &[Arc<Tensor>]) -> Result<(), DeviceError> {
         {
             let _alone = self.alone();
+            tensors.iter().try_for_each(|tensor| is_no_base(tensor))?;
             for tensor in tensors {
                 tensor.transition.set_leaving(true);
             }
@@ -562,8 +633,10 @@ impl Device {
         self.forget_closed(tensors).inspect_err(|_| tensors.iter().for_each(|tensor| self.charge_to(tensor)))
     }
 
-    /// Codes their windows block by block.
+    /// Codes their windows block by block, and their differences by themselves.
     fn uncode(&self, tensors: &[Arc<Tensor>]) -> Result<(), DeviceError> {
+        let mut derived = tensors.iter().filter(|tensor| tensor.lineage.base().is_some());
+        derived.try_for_each(|tensor| self.uncode_differences(tensor))?;
         let windowed = tensors.iter().filter_map(|tensor| Some((tensor, tensor.windows.as_ref()?)));
         windowed.into_iter().try_for_each(|(tensor, shape)| self.uncode_windows(tensor, shape))
     }
@@ -591,6 +664,7 @@ impl Device {
         #[cfg(test)]
         super::holds::may_fail(super::holds::Step::Forget)?;
         self.keep(&next, Change::removed(tensors))?;
+        tensors.iter().for_each(Tensor::leave_base);
         replace(guard, next);
         Ok(true)
     }
@@ -702,6 +776,15 @@ fn replace(mut alone: Alone<'_>, next: Map) {
     let before = std::mem::replace(&mut *alone.map, Arc::new(next));
     drop(alone);
     drop(before);
+}
+
+/// That no tensor is coded against this one.
+fn is_no_base(tensor: &Tensor) -> Result<(), TensorError> {
+    if !tensor.lineage.is_base() {
+        return Ok(());
+    }
+    let (name, derived) = (tensor.info.name.clone(), tensor.lineage.names());
+    Err(TensorError::IsBase { name, derived })
 }
 
 /// The shape of a tensor with another length: its outermost dimension is another.

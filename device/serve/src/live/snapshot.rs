@@ -36,6 +36,8 @@ pub(super) struct TensorRow {
     format: Format,
     /// `weight` or `kv`.
     layout: &'static str,
+    /// What its blocks may be differences to.
+    base: Option<String>,
     codec: String,
     dpa: u64,
     length: u64,
@@ -297,6 +299,7 @@ impl TensorRow {
                 Layout::Weight => "weight",
                 Layout::Kv(_) => "kv",
             },
+            base: report.base_tensor,
             codec: report.codec.to_string(),
             moved: Moved::of(&report.base),
             name: report.name,

@@ -38,6 +38,7 @@ fn spec(name: &str, dpa: Option<u64>, length: u64, layout: Layout) -> TensorSpec
         format: Format::Bf16,
         layout,
         codec: None,
+        base: None,
     }
 }
 

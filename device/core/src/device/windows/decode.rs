@@ -5,7 +5,13 @@ use std::sync::Arc;
 use super::{
     Content, FetchError, KvStaging, KvWindow, Origin, Output, Request, Span, Tally, Wanted, Whole, poison,
 };
-use crate::device::{DeviceError, blocks::planes_of, decoded::DecodedFrom, lines, observers::Fetch};
+use crate::device::{
+    DeviceError,
+    blocks::{no_base, planes_of},
+    decoded::DecodedFrom,
+    lines,
+    observers::Fetch,
+};
 use lamina_codec::{
     BLOCK_BYTES, Form,
     block::{BlockError, MAX_BUNDLE},
@@ -123,6 +129,9 @@ impl KvStaging {
             };
             let Some(place) = &fetched.entry.place else { continue };
             tally.planes += planes_of(&place.stored, fetched.mask);
+            if place.difference {
+                return Err(no_base(block));
+            }
             decoder
                 .add(at, &place.stored, fetched.mask, &bundle)
                 .map_err(|why| DeviceError::Damaged { block, why })?;
@@ -216,6 +225,10 @@ impl KvStaging {
                     fetched => fetched?,
                 };
                 let Some(place) = &fetched.entry.place else { continue };
+                if place.difference {
+                    gone.insert(at);
+                    continue;
+                }
                 match decoder.add(at, &place.stored, fetched.mask, &bundle) {
                     Ok(()) => {}
                     Err(BlockError::Window { .. }) => misfits = true,
