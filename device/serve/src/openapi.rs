@@ -347,6 +347,7 @@ fn schemas() -> Value {
                 ("name", string()),
                 ("format", format()),
                 ("layout", json!({ "enum": ["weight", "kv"] })),
+                ("base", or_null(&string())),
                 ("codec", codec()),
                 ("dpa", count()),
                 ("length", count()),

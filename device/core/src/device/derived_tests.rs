@@ -244,7 +244,7 @@ proptest! {
         spellings in prop::collection::vec(spelling(), 1..6),
         reads in prop::collection::vec((any::<prop::sample::Index>(), 1_usize..9000), 1..8),
     ) {
-        let device = Device::new(DeviceConfig { decoded_bytes: 16 << 10, views_bytes: 16 << 20, ..config() }).unwrap();
+        let device = Device::new(DeviceConfig { decoded_bytes: 16 << 10, views_bytes: 64 << 20, ..config() }).unwrap();
         let length = (seeds.len() * BLOCK) as u64 - 4 * odd;
         let (base, own, beside) = (0, 8 * BLOCK as u64, 16 * BLOCK as u64);
         let with = |spec: TensorSpec| TensorSpec { codec: Some(codec), ..spec };

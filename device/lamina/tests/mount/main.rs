@@ -12,3 +12,4 @@ mod precisions;
 mod scaled;
 mod served;
 mod tools;
+mod tuned;
