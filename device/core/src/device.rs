@@ -24,6 +24,7 @@
 
 mod accounts;
 mod against;
+mod bases;
 mod blocks;
 mod blockwise;
 mod charge;

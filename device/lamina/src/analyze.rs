@@ -7,6 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use indicatif::{BinaryBytes, HumanCount};
+use lamina_codec::Codec;
 use lamina_codec::format::Format;
 use lamina_device::analyze::derived::{DerivedReport, DerivedSums, derived};
 use lamina_device::analyze::layers::KvReport;
@@ -37,18 +38,19 @@ pub(crate) fn analyze(args: &Analyze) -> Result<()> {
     meter.finish();
     let report = report?;
     let bases = args.base.iter().map(|path| ModelFile::open(path)).collect::<Result<Vec<_>, _>>()?;
-    let with_base = match bases.is_empty() {
-        true => None,
-        false => {
-            let meter = Meter::new("compared");
-            let codec = options.codecs.first().copied().unwrap_or_default();
-            let report = derived(&models, &bases, codec, |progress| {
-                meter.show(&progress);
-                ControlFlow::Continue(())
-            });
-            meter.finish();
-            Some(report?)
-        }
+    let with_base = if bases.is_empty() {
+        None
+    } else {
+        let meter = Meter::new("compared");
+        let usual = Codec::default();
+        let codec = options.codecs.iter().find(|codec| **codec == usual).or(options.codecs.first());
+        let codec = codec.copied().unwrap_or(usual);
+        let report = derived(&models, &bases, codec, |progress| {
+            meter.show(&progress);
+            ControlFlow::Continue(())
+        });
+        meter.finish();
+        Some(report?)
     };
     let packkv = match (args.packkv, args.kv) {
         (Some(scales), Some(kv)) => {

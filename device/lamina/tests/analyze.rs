@@ -207,7 +207,8 @@ fn packkv_is_told_beside_kivi_as_the_paper_counts_and_whole() {
 }
 
 /// The bundled weights as a fine-tune would leave them: made here, as no pair of models is at hand.
-/// Each of so many elements is `ulps` steps of bf16 from where it was, one tensor in four is frozen.
+/// One element in `every` is `ulps` steps of bf16 from where it was, and one tensor in four is
+/// frozen.
 fn perturbed(every: usize, ulps: u16, folder: &Path) -> PathBuf {
     let mut bytes = fs::read(bundled("stories260K-bf16.safetensors")).unwrap();
     let header = usize::try_from(u64::from_le_bytes(*bytes.first_chunk().unwrap())).unwrap();

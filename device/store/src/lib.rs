@@ -781,9 +781,9 @@ impl Store {
         self.index.version().holds(format)
     }
 
-    /// Whether its entries can say that a block is a difference.
-    pub fn has_differences(&self) -> bool {
-        self.index.version().has_differences()
+    /// The version of its entries.
+    pub fn version(&self) -> Version {
+        self.index.version()
     }
 
     /// Bytes of segments in use.

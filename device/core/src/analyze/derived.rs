@@ -107,9 +107,9 @@ pub fn derived(
         let format = tensor.format.parse().unwrap_or(Format::Opaque);
         let coded = DerivedTensor { name: tensor.name.clone(), format, sums: sums.with_ratios() };
         if base.is_some() {
-            report.tensors.push(coded)
+            report.tensors.push(coded);
         } else {
-            report.apart.push(coded)
+            report.apart.push(coded);
         }
         bytes += tensor.length;
         if progress(Progress { tensor: &tensor.name, bytes, total }).is_break() {

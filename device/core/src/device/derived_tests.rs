@@ -203,7 +203,8 @@ proptest! {
             if let Some((at, data)) = &mut change {
                 // What shows as poison is told apart by that alone.
                 if !matches!(operation, Operation::Inject { .. } | Operation::Clear { .. }) {
-                    data.chunks_mut(BLOCK).filter(|block| block.iter().all(|byte| *byte == 0xff)).for_each(|block| block.fill(1));
+                    let full = |block: &&mut [u8]| block.iter().all(|byte| *byte == 0xff);
+                    data.chunks_mut(BLOCK).filter(full).for_each(|block| block.fill(1));
                 }
                 after[*at..*at + data.len()].copy_from_slice(data);
             }
@@ -244,7 +245,8 @@ proptest! {
         spellings in prop::collection::vec(spelling(), 1..6),
         reads in prop::collection::vec((any::<prop::sample::Index>(), 1_usize..9000), 1..8),
     ) {
-        let device = Device::new(DeviceConfig { decoded_bytes: 16 << 10, views_bytes: 64 << 20, ..config() }).unwrap();
+        let config = DeviceConfig { decoded_bytes: 16 << 10, views_bytes: 64 << 20, ..config() };
+        let device = Device::new(config).unwrap();
         let length = (seeds.len() * BLOCK) as u64 - 4 * odd;
         let (base, own, beside) = (0, 8 * BLOCK as u64, 16 * BLOCK as u64);
         let with = |spec: TensorSpec| TensorSpec { codec: Some(codec), ..spec };

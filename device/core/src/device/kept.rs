@@ -15,7 +15,7 @@ use lamina_abi::{DIRECTORY_BYTES, VIEW_ALIGN};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::{Device, DeviceConfig, DeviceError, sources::Source};
+use super::{Device, DeviceConfig, DeviceError, bases, sources::Source};
 use crate::{
     counters::{Counted, Numbers, Slots, Traffic},
     layout::Layout,
@@ -28,7 +28,9 @@ use crate::{
 use lamina_codec::{BLOCK_BYTES, Codec, format::Format, view::View};
 use lamina_store::{
     counters::Counters,
+    entry::Version,
     image::Image,
+    mode::Mode,
     tables::{Found, Tables},
 };
 
@@ -182,6 +184,7 @@ impl Kept {
         let counters = Counters::open(&image, config.first_process, saved.counters_end())?;
         let counters = Arc::new(counters);
         let map = restore(saved, config, partition_table, &counters)?;
+        link_bases(&map, config.mode, image.superblock().version)?;
         Ok((Self { image, tables: Arc::new(tables), counters, loaded, sources, files, renumbered }, map))
     }
 
@@ -452,7 +455,7 @@ fn restore(
         let (at, by) = (Some(dpa), Some(codec));
         let spec = TensorSpec { name, dpa: at, length, elements, shape, format, layout, codec: by, base };
         let (elements, shape) = tensor::check(&spec)?;
-        let windows = tensor::windows(&spec)?.filter(|_| config.mode == lamina_store::mode::Mode::Trace);
+        let windows = tensor::windows(&spec)?.filter(|_| config.mode == Mode::Trace);
         let TensorSpec { name, base, .. } = spec;
         let info = TensorInfo { name, dpa, length, elements, shape, format, layout, codec, base };
         let part = partition_table.of_name(&info.name)?;
@@ -487,7 +490,6 @@ fn restore(
         };
         draft.add_tensor(&Arc::new(tensor), true);
     }
-    link_bases(draft.map())?;
     for SavedView { tensor: name, view, offset, counters: first, later_counters: later } in saved.views {
         let tensor = draft.map().tensor(&name).cloned();
         let tensor = tensor
@@ -514,8 +516,8 @@ fn restore(
     Ok(draft.finish_all())
 }
 
-/// Gives the tensors of saved tables their bases. The tables may name any.
-fn link_bases(map: &Map) -> Result<(), TensorError> {
+/// Gives the tensors of saved tables their bases. The tables may name any, and any image have them.
+fn link_bases(map: &Map, mode: Mode, version: Version) -> Result<(), TensorError> {
     let refused = |info: &TensorInfo, base: &String, why| TensorError::Base {
         name: info.name.clone(),
         base: base.clone(),
@@ -523,6 +525,7 @@ fn link_bases(map: &Map) -> Result<(), TensorError> {
     };
     let derived = || map.tensors().filter_map(|tensor| Some((tensor, tensor.info.base.as_ref()?)));
     for (tensor, name) in derived() {
+        bases::may_have(mode, version).map_err(|why| refused(&tensor.info, name, why))?;
         let base = map.tensor(name).map_err(|_| refused(&tensor.info, name, NoBase::Unknown))?;
         tensor.lineage.set_base(base.clone());
         tensor.join_base();

@@ -27,9 +27,9 @@
 //!
 //!   What fails leaves it there, with windows that are coded block by block until they are written.
 //! * So the tables name the tensor of every coded window and of every difference, whenever the
-//!   process dies. A tensor that
-//!   was being made or removed is there afterwards, unless the last step of its removal was done.
-//!   Its blocks say how they are coded, and the accounts are made anew from them.
+//!   process dies. A tensor that was being made or removed is there afterwards, unless the last
+//!   step of its removal was done. Its blocks say how they are coded, and the accounts are made anew
+//!   from them.
 //! * Who makes or removes a tensor holds its turn from the first step to the last. Who wants its
 //!   name, its range or its removal meanwhile waits for the turn, and holds nothing else.
 
@@ -42,15 +42,14 @@ use parking_lot::RwLockWriteGuard;
 
 use super::{
     Device, DeviceError,
+    bases::is_no_base,
     charge::{Charge, hand_back, take_over},
     coding::is_current,
     kept::Change,
 };
 use crate::{
     stats::Stats,
-    tensor::{
-        self, Lineage, NoBase, SourceId, SourceOf, Tensor, TensorError, TensorInfo, TensorSpec, Transition,
-    },
+    tensor::{self, Lineage, SourceId, SourceOf, Tensor, TensorError, TensorInfo, TensorSpec, Transition},
     window::{Alias, Draft, Map, ViewInfo},
 };
 use lamina_codec::{BLOCK_BYTES, format::Format, kv::Shape, view::View};
@@ -63,11 +62,11 @@ pub(super) const MAX_BLOCKS_A_HOLD: u64 = 512;
 pub const MAX_AT_ONCE: usize = 1 << 17;
 
 /// A tensor to be made, but for its place.
-struct Checked {
-    info: TensorInfo,
+pub(super) struct Checked {
+    pub(super) info: TensorInfo,
     /// The place that was asked for.
     dpa: Option<u64>,
-    part: usize,
+    pub(super) part: usize,
     windows: Option<Shape>,
 }
 
@@ -153,59 +152,13 @@ impl Device {
         Ok(infos)
     }
 
-    /// What a tensor is to be coded against, if that can be.
-    fn base_of(&self, map: &Map, checked: &Checked) -> Result<Option<Arc<Tensor>>, TensorError> {
-        let Checked { info, part, .. } = checked;
-        let Some(name) = &info.base else { return Ok(None) };
-        let refused = |why| TensorError::Base { name: info.name.clone(), base: name.clone(), why };
-        self.holds_differences().map_err(refused)?;
-        let base = map.listed_tensor(name).map_err(|_| refused(NoBase::Unknown))?;
-        if base.is_leaving() {
-            return Err(refused(NoBase::Leaving));
-        }
-        match tensor::refused_base(info, *part, base) {
-            None => Ok(Some(base.clone())),
-            Some(why) => Err(refused(why)),
-        }
-    }
-
-    /// That a tensor could be coded against the base that `spec` names.
-    ///
-    /// # Errors
-    /// [`TensorError::Base`], and what is wrong with the rest.
-    pub fn may_derive(&self, spec: &TensorSpec) -> Result<(), TensorError> {
-        self.base_of(&self.map(), &self.check(spec.clone())?).map(drop)
-    }
-
-    /// That it can have tensors that are coded against others.
-    ///
-    /// # Errors
-    /// Why not.
-    pub fn holds_differences(&self) -> Result<(), NoBase> {
-        match self.coded_store().filter(|_| self.config.mode == Mode::Trace) {
-            None => Err(NoBase::Mode { mode: self.config.mode }),
-            Some(store) if !store.has_differences() => Err(NoBase::Version),
-            Some(_) => Ok(()),
-        }
-    }
-
-    /// That no tensor is coded against the one of this name, or there is none.
-    ///
-    /// # Errors
-    /// [`TensorError::IsBase`].
-    pub fn is_no_base(&self, name: &str) -> Result<(), DeviceError> {
-        let map = self.map();
-        let found = map.tensor(name).ok();
-        Ok(found.map_or(Ok(()), |tensor| is_no_base(tensor))?)
-    }
-
     /// Whether it can have tensors of the format: an image of version 1 has not all.
     pub fn holds(&self, format: Format) -> bool {
         self.coded_store().is_none_or(|store| store.holds(format))
     }
 
     /// Checks all of `spec` but its place.
-    fn check(&self, spec: TensorSpec) -> Result<Checked, TensorError> {
+    pub(super) fn check(&self, spec: TensorSpec) -> Result<Checked, TensorError> {
         let (elements, shape) = tensor::check(&spec)?;
         if !self.holds(spec.format) {
             return Err(TensorError::Version { name: spec.name, format: spec.format });
@@ -776,15 +729,6 @@ fn replace(mut alone: Alone<'_>, next: Map) {
     let before = std::mem::replace(&mut *alone.map, Arc::new(next));
     drop(alone);
     drop(before);
-}
-
-/// That no tensor is coded against this one.
-fn is_no_base(tensor: &Tensor) -> Result<(), TensorError> {
-    if !tensor.lineage.is_base() {
-        return Ok(());
-    }
-    let (name, derived) = (tensor.info.name.clone(), tensor.lineage.names());
-    Err(TensorError::IsBase { name, derived })
 }
 
 /// The shape of a tensor with another length: its outermost dimension is another.

@@ -9,7 +9,8 @@
 //! * A [checkpoint](checkpoints) whose tensors lie on the device under their own names keeps its
 //!   manifest with the device's tables instead, so that the base window is what was asked for.
 //! * A file that is no checkpoint is passed through, as one tensor of bytes under `NAME/.lamina/`.
-//! * A model may be loaded against another: tensors that both have are stored as [differences](derive).
+//! * A model may be loaded against another: tensors that both have are stored as
+//!   [differences](derive).
 //! * A file at another [precision] is computed when it is read. At bf16, block-scaled tensors are
 //!   put together ([`expand`]).
 
