@@ -13,7 +13,8 @@
 //!   The sign plane may be in it.
 //! * *Words* blocks (opaque memory, and everything in the `gcomp` mode) are one run of bytes, coded
 //!   or raw, with a CRC-32C.
-//! * A block of zeros is no block at all.
+//! * A block of zeros is no block at all. A *difference* of zeros, of a block that is equal to
+//!   another one, is coded like any other, so that it is told from a block of zeros.
 
 mod bf16;
 mod header;
@@ -51,6 +52,8 @@ pub const MAX_BUNDLE: usize = BLOCK_BYTES + MAX_PLANES * TRAILING_CHECK as usize
 pub struct Bundle {
     /// The description, or `None` for a block of zeros.
     pub stored: Option<Stored>,
+    /// Whether it gives not the block's words, but these XOR the words of another block.
+    pub difference: bool,
     bytes: [u8; MAX_BUNDLE + MAX_HEAD],
     /// Where in `bytes` it begins.
     start: usize,
@@ -60,7 +63,7 @@ pub struct Bundle {
 impl Bundle {
     /// An empty bundle, to be filled again and again.
     pub const fn new() -> Self {
-        Self { stored: None, bytes: [0; MAX_BUNDLE + MAX_HEAD], start: 0, length: 0 }
+        Self { stored: None, difference: false, bytes: [0; MAX_BUNDLE + MAX_HEAD], start: 0, length: 0 }
     }
 
     /// The bytes to store.
@@ -82,11 +85,35 @@ impl Bundle {
         if is_zero(words) {
             return self.clear();
         }
-        self.start = 0;
+        self.begin();
         if format == Format::Bf16 && codec == Codec::Tree {
             return self.encode_bf16(encoder, words);
         }
         self.encode_planes(encoder, format, codec, words, None, None);
+    }
+
+    /// See [`Encoder::difference`](crate::Encoder::difference).
+    pub(crate) fn encode_difference(
+        &mut self,
+        encoder: &mut BlockEncoder,
+        format: Format,
+        codec: Codec,
+        words: &BlockWords,
+    ) {
+        match format {
+            Format::Opaque => self.encode_any_words(encoder, codec, words),
+            _ if is_zero(words) => {
+                self.clear();
+                self.stored = Some(Stored::Planes(StoredPlanes::zeros(format, codec.bytewise())));
+            }
+            _ => self.encode(encoder, format, codec, words),
+        }
+        self.difference = true;
+    }
+
+    /// Begins another block.
+    const fn begin(&mut self) {
+        (self.difference, self.start) = (false, 0);
     }
 
     /// Codes `words`, a block of a transformed KV window, with `details` in its head. Zeros are
@@ -102,10 +129,10 @@ impl Bundle {
         words: &BlockWords,
         details: &Details<'_>,
     ) {
+        self.begin();
         if format == Format::Bf16 && codec == Codec::Tree {
             return self.encode_bf16_with_header(encoder, words, details);
         }
-        self.start = 0;
         self.encode_planes(encoder, format, codec, words, Some(details), None);
     }
 
@@ -123,7 +150,8 @@ impl Bundle {
 
     /// Makes it the bundle of a block of zeros.
     pub fn clear(&mut self) {
-        (self.stored, self.start, self.length) = (None, 0, 0);
+        self.begin();
+        (self.stored, self.length) = (None, 0);
     }
 
     /// Whether it can be stored. A head may make it longer than any bundle may be.
@@ -284,7 +312,12 @@ impl Bundle {
         if is_zero(words) {
             return self.clear();
         }
-        self.start = 0;
+        self.encode_any_words(encoder, codec, words);
+    }
+
+    /// The same, of zeros too.
+    fn encode_any_words(&mut self, encoder: &mut BlockEncoder, codec: Codec, words: &BlockWords) {
+        self.begin();
         self.length = encoder.bytes.compress(codec, words, &mut self.bytes).unwrap_or_else(|| {
             self.bytes[..BLOCK_BYTES].copy_from_slice(words);
             BLOCK_BYTES

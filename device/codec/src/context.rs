@@ -31,6 +31,16 @@ impl Encoder {
         bundle.encode(&mut self.block, format, codec, words);
     }
 
+    /// Codes `words`, which are a block's words XOR those of another, as [`Self::block`] does.
+    /// Zeros are coded too, so that there always is a bundle that says it is a difference.
+    ///
+    /// XOR commutes with the split into planes, with the fold of integers, and with leaving planes
+    /// out: what a mask gives of the difference, XOR what it gives of the other block, is what it
+    /// gives of the block.
+    pub fn difference(&mut self, format: Format, codec: Codec, words: &BlockWords, bundle: &mut Bundle) {
+        bundle.encode_difference(&mut self.block, format, codec, words);
+    }
+
     /// Codes `words` word-major: opaque memory, and what the paper calls a generically compressing
     /// device.
     pub fn words(&mut self, codec: Codec, words: &BlockWords, bundle: &mut Bundle) {

@@ -40,9 +40,14 @@ pub struct Scaled {
     elements: Arc<[f32; 256]>,
     /// Those of all codes of scales, with the factor of all.
     scales: Arc<[f32; 256]>,
+    /// The bf16 of all codes of fp4 times each scale, where these are no powers of two.
+    rows: Arc<Rows>,
     /// Whether scales are powers of two as they are.
     powers: bool,
 }
+
+/// The bf16 of all codes of fp4, by the code of a scale.
+type Rows = [[u16; 16]; 256];
 
 impl Scaled {
     /// Elements of `format` of which [`MX_BLOCK`] share a power of two, an `e8m0`.
@@ -64,13 +69,15 @@ impl Scaled {
         let table = |format: Format, factor: f32| {
             Arc::new(std::array::from_fn(|code| factor * widened(format, code.to_le_bytes()[0])))
         };
-        Self {
-            format,
-            block,
-            elements: table(format, 1.0),
-            scales: table(scale, all.unwrap_or(1.0)),
-            powers: all.is_none(),
-        }
+        let (scales, powers) = (table(scale, all.unwrap_or(1.0)), all.is_none());
+        let row = |scale: f32| {
+            std::array::from_fn(|code| {
+                let value = widened_fp4(u32::try_from(code).unwrap_or(0)) * scale;
+                u16::try_from(rounded(value)).expect("16 bits")
+            })
+        };
+        let rows = if powers { [[0; 16]; 256] } else { scales.map(row) };
+        Self { format, block, elements: table(format, 1.0), scales, rows: Arc::new(rows), powers }
     }
 
     /// Elements that share a scale.
@@ -99,7 +106,9 @@ impl Scaled {
                     Format::Fp4E2m1 if self.powers => {
                         return avx512::powers_to_bf16(table, scales, elements, out);
                     }
-                    Format::Fp4E2m1 => return avx512::nibbles_to_bf16(table, scales, elements, out),
+                    Format::Fp4E2m1 => {
+                        return avx512::nibbles_to_bf16(&self.rows, scales, elements, out);
+                    }
                     Format::Fp8E4m3fn | Format::Fp8E5m2 => {
                         return avx512::fp8_to_bf16(self.format, table, scales, elements, out);
                     }

@@ -101,6 +101,46 @@ proptest! {
     }
 
     #[test]
+    fn a_difference_and_the_other_block_give_every_plane(
+        format in format(), codec in codec(), words in words(), other in words(),
+        mask in any::<u32>(), few in any::<bool>(),
+    ) {
+        // Of a fine-tune most words are the same.
+        let other: Box<BlockWords> = if few {
+            let mut near = words.clone();
+            near.iter_mut().step_by(97).for_each(|byte| *byte ^= 0x81);
+            near
+        } else {
+            other
+        };
+        let mask = if format == Format::Opaque { u32::MAX } else { mask & PlaneMask::all(format).0 };
+        let mask = PlaneMask(mask);
+        let mut encoder = Encoder::new();
+        let mut decoded = |words: &BlockWords, difference: bool| {
+            let mut bundle = Bundle::new();
+            if difference {
+                encoder.difference(format, codec, words, &mut bundle);
+            } else {
+                encoder.block(format, codec, words, &mut bundle);
+            }
+            assert_eq!(bundle.difference, difference);
+            let mut back = [0; BLOCK_BYTES];
+            if let Some(stored) = &bundle.stored {
+                let bytes = fetched(stored, mask, bundle.bytes());
+                Decoder::new().block(stored, mask, &bytes, &mut back).unwrap();
+            }
+            assert!(bundle.stored.is_some() || !difference, "a difference is always stored");
+            back
+        };
+        let mut xor = [0; BLOCK_BYTES];
+        xor.iter_mut().zip(words.iter().zip(&*other)).for_each(|(xor, (one, other))| *xor = one ^ other);
+        let (of_words, of_other) = (decoded(&words, false), decoded(&other, false));
+        let of_xor = decoded(&xor, true);
+        let joined: Vec<_> = of_xor.iter().zip(&of_other).map(|(one, other)| one ^ other).collect();
+        prop_assert_eq!(&joined[..], &of_words[..]);
+    }
+
+    #[test]
     fn a_flipped_bit_in_what_is_fetched_is_noticed(
         format in format(), codec in codec(), words in words(), at in any::<prop::sample::Index>(), bit in 0_u8..8,
     ) {
@@ -199,6 +239,12 @@ fn a_block_of_zeros_is_no_block() {
     for format in Format::ALL {
         encoder.block(format, Codec::Zstd, &[0; BLOCK_BYTES], &mut bundle);
         assert_eq!((&bundle.stored, bundle.bytes().len()), (&None, 0));
+        // To be equal to another block is something else, and takes no bytes of planes.
+        encoder.difference(format, Codec::Zstd, &[0; BLOCK_BYTES], &mut bundle);
+        assert!(bundle.stored.is_some() && bundle.difference);
+        assert_eq!(bundle.bytes().is_empty(), format != Format::Opaque);
+        encoder.block(format, Codec::Zstd, &[1; BLOCK_BYTES], &mut bundle);
+        assert!(!bundle.difference, "nothing of the block before is left");
     }
 }
 

@@ -147,7 +147,7 @@ fn code(criterion: &mut Criterion) {
         }
         let entries: Vec<_> = stored
             .iter()
-            .map(|(stored, _)| Place { segment: 7, stored: stored.clone(), lossy: false })
+            .map(|(stored, _)| Place { segment: 7, stored: stored.clone(), lossy: false, difference: false })
             .map(|place| Entry { epoch: 1, place: Some(place) })
             .collect();
         group.bench_function(format!("entry/encode/{codec}"), |bench| {

@@ -64,6 +64,7 @@ fn read(criterion: &mut Criterion) {
             format: Format::Bf16,
             layout: Layout::Weight,
             codec: None,
+            base: None,
         };
         device.create_tensor(spec).expect("it fits");
         device.write_base(0, &weights).expect("it fits");

@@ -18,7 +18,17 @@ const LENGTH: u64 = 3 * 4096;
 
 fn spec(name: String, length: u64) -> TensorSpec {
     let (format, layout) = (Format::Bf16, Layout::Weight);
-    TensorSpec { name, dpa: None, length, elements: None, shape: Vec::new(), format, layout, codec: None }
+    TensorSpec {
+        name,
+        dpa: None,
+        length,
+        elements: None,
+        shape: Vec::new(),
+        format,
+        layout,
+        codec: None,
+        base: None,
+    }
 }
 
 fn specs() -> Vec<TensorSpec> {

@@ -46,6 +46,7 @@ fn device(mode: Mode, observe: bool, layout: Option<Layout>) -> Device {
             format: Format::Bf16,
             layout,
             codec: None,
+            base: None,
         };
         device.create_tensor(spec).expect("a tensor at 0");
     }

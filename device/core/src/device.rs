@@ -23,12 +23,15 @@
 //!   as with any memory.
 
 mod accounts;
+mod against;
+mod bases;
 mod blocks;
 mod blockwise;
 mod charge;
 mod coding;
 mod config;
 mod decoded;
+mod derived;
 mod error;
 pub mod events;
 #[cfg(test)]
@@ -431,6 +434,8 @@ fn by_index(block: u64) -> usize {
 
 #[cfg(test)]
 mod counter_tests;
+#[cfg(test)]
+mod derived_tests;
 #[cfg(test)]
 mod image_tests;
 #[cfg(test)]

@@ -12,6 +12,7 @@
 pub mod analyze;
 pub mod counters;
 pub mod device;
+mod difference;
 pub mod files;
 pub mod layout;
 pub mod load;

@@ -20,7 +20,7 @@
 mod decide;
 mod pieces;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{ControlFlow, Range};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -30,8 +30,8 @@ use lamina_abi::VIEW_ALIGN;
 use serde::Serialize;
 use wildmatch::WildMatch;
 
-pub(crate) use self::decide::drop_tensor;
 pub use self::decide::{Decision, Held, carry_out, decide, drop_unfinished};
+pub(crate) use self::decide::{drop_tensor, is_no_base};
 pub(crate) use self::pieces::source_of;
 use self::pieces::{Contents, stamp_of, store_each};
 use crate::device::{Device, DeviceError, MAX_AT_ONCE, Places, Source, SourceId};
@@ -63,6 +63,8 @@ pub struct LoadOptions {
     pub partition: Option<String>,
     /// What the tensors' names begin with besides, for example `model/`.
     pub within: Option<String>,
+    /// What tensors are stored as differences to, by their names on the device.
+    pub bases: BTreeMap<String, String>,
     /// Whether tensors of the checkpoint's names are removed, with what they hold, and what is
     /// stored outside tensors may be written over.
     pub replace: bool,
@@ -471,7 +473,7 @@ pub(crate) fn full_name(tensor: &str, options: &LoadOptions) -> String {
     }
 }
 
-fn spec(tensor: &ModelTensor, options: &LoadOptions) -> TensorSpec {
+pub(crate) fn spec(tensor: &ModelTensor, options: &LoadOptions) -> TensorSpec {
     let rule = options.formats.iter().find(|rule| rule.pattern.matches(&tensor.name));
     let format = match rule {
         Some(rule) => rule.format,
@@ -482,8 +484,10 @@ fn spec(tensor: &ModelTensor, options: &LoadOptions) -> TensorSpec {
     // Under another format, or as bytes, the file's shape counts other elements than the device
     // does.
     let fits = tensor.shape.iter().try_fold(1_u64, |product, &n| product.checked_mul(n)) == Some(elements);
+    let name = full_name(&tensor.name, options);
+    let base = options.bases.get(&name).cloned();
     TensorSpec {
-        name: full_name(&tensor.name, options),
+        name,
         dpa: None,
         length: tensor.length,
         elements: Some(elements),
@@ -491,6 +495,7 @@ fn spec(tensor: &ModelTensor, options: &LoadOptions) -> TensorSpec {
         format,
         layout,
         codec: None,
+        base,
     }
 }
 

@@ -7,6 +7,7 @@
 //!   that no view shows.
 //! * Its length is exactly what its elements take.
 
+mod lineage;
 mod transition;
 
 use std::{
@@ -19,6 +20,8 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+pub use self::lineage::MAX_BASES;
+pub(crate) use self::lineage::{Derived, Lineage};
 pub(crate) use self::transition::Transition;
 use crate::{
     counters::{Counted, Gauge},
@@ -30,6 +33,7 @@ use lamina_codec::{
     kv::{KvError, Shape},
 };
 use lamina_store as store;
+use lamina_store::mode::Mode;
 
 /// What the names of tensors have in them that no list names: they hold what files are besides
 /// tensors.
@@ -62,6 +66,9 @@ pub struct TensorSpec {
     /// The codec of its planes; the device's if not given.
     #[serde(default)]
     pub codec: Option<Codec>,
+    /// The name of a tensor that its blocks may be stored as differences to.
+    #[serde(default)]
+    pub base: Option<String>,
 }
 
 /// A tensor that there is.
@@ -83,6 +90,9 @@ pub struct TensorInfo {
     pub layout: Layout,
     /// The codec of its planes.
     pub codec: Codec,
+    /// The tensor that its blocks may be stored as differences to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
 }
 
 /// Why a tensor cannot be made.
@@ -227,6 +237,35 @@ pub enum TensorError {
         /// The format of its elements.
         format: Format,
     },
+    /// It cannot be coded against that tensor.
+    #[error("{name} cannot be stored as the difference to {base}: {why}")]
+    Base {
+        /// The tensor.
+        name: String,
+        /// What was to be its base.
+        base: String,
+        /// Why not.
+        why: NoBase,
+    },
+    /// Others are coded against it.
+    #[error(
+        "{name} is the base of {}: remove what is derived from it before it is removed or resized",
+        shown(derived)
+    )]
+    IsBase {
+        /// The tensor.
+        name: String,
+        /// Names of those.
+        derived: Vec<String>,
+    },
+    /// It is coded against another, which is as long.
+    #[error("{name} is stored as the difference to {base} and is as long as that: it cannot be resized")]
+    IsDerived {
+        /// The tensor.
+        name: String,
+        /// Its base.
+        base: String,
+    },
     /// A KV layout that cannot be.
     #[error("{name}: {why}")]
     Kv {
@@ -235,6 +274,58 @@ pub enum TensorError {
         /// Why not.
         why: KvError,
     },
+}
+
+/// Names that an error has of many.
+const SHOWN: usize = 8;
+
+fn shown(names: &[String]) -> String {
+    let first = names[..names.len().min(SHOWN)].join(", ");
+    match names.len().saturating_sub(SHOWN) {
+        0 => first,
+        more => format!("{first} and {more} more"),
+    }
+}
+
+/// Why a tensor cannot be the base of another.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum NoBase {
+    /// No tensor has the name.
+    #[error("no tensor is called that")]
+    Unknown,
+    /// It is about to be removed.
+    #[error("that is being removed")]
+    Leaving,
+    /// Their elements are not the same.
+    #[error("that has {theirs} elements of {their_format}, this {own} of {own_format}")]
+    Elements {
+        /// The base's elements.
+        theirs: u64,
+        /// Their format.
+        their_format: Format,
+        /// The tensor's.
+        own: u64,
+        /// Their format.
+        own_format: Format,
+    },
+    /// KV windows are coded together.
+    #[error("KV caches are coded by windows, and neither have bases nor are such")]
+    Kv,
+    /// Another guest would decide over what it stores.
+    #[error("that is in another partition")]
+    Partition,
+    /// Too many bases follow each other.
+    #[error("that has {MAX_BASES} bases behind it already, and no tensor has more")]
+    Depth,
+    /// The device codes no planes.
+    #[error("a device of mode {mode} stores no differences")]
+    Mode {
+        /// The device's mode.
+        mode: Mode,
+    },
+    /// Entries of the image cannot say that a block is a difference.
+    #[error("an image of version 1 has no differences; `lamina image upgrade` makes it one of version 2")]
+    Version,
 }
 
 /// A tensor and what is counted about it.
@@ -251,6 +342,7 @@ pub(crate) struct Tensor {
     /// The checkpoint it was loaded from.
     pub(crate) source: SourceOf,
     pub(crate) transition: Transition,
+    pub(crate) lineage: Lineage,
     /// Unlike that of any other tensor or view since the device was opened.
     pub(crate) number: u64,
 }
@@ -308,6 +400,23 @@ pub(crate) fn check(spec: &TensorSpec) -> Result<(u64, Vec<u64>), TensorError> {
         return Err(size("the product of the shape", product.unwrap_or(u64::MAX)));
     }
     Ok((elements, shape))
+}
+
+/// Why a tensor of partition `part` cannot be coded against `base`, if so.
+pub(crate) fn refused_base(info: &TensorInfo, part: usize, base: &Tensor) -> Option<NoBase> {
+    let of = &base.info;
+    if info.layout != Layout::Weight || of.layout != Layout::Weight {
+        return Some(NoBase::Kv);
+    }
+    if (of.format, of.length, of.elements) != (info.format, info.length, info.elements) {
+        let (theirs, own) = (of.elements, info.elements);
+        let (their_format, own_format) = (of.format, info.format);
+        return Some(NoBase::Elements { theirs, their_format, own, own_format });
+    }
+    if base.part != part {
+        return Some(NoBase::Partition);
+    }
+    (base.lineage.bases().take(MAX_BASES).count() == MAX_BASES).then_some(NoBase::Depth)
 }
 
 /// The windows of `spec`, if it is a KV tensor of elements that can be put in order.

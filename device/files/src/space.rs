@@ -374,6 +374,7 @@ pub(crate) fn make_tensor(
         format,
         layout,
         codec: None,
+        base: None,
     };
     device.create_tensor(spec).map(drop)
 }

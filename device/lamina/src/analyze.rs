@@ -7,7 +7,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use indicatif::{BinaryBytes, HumanCount};
+use lamina_codec::Codec;
 use lamina_codec::format::Format;
+use lamina_device::analyze::derived::{DerivedReport, DerivedSums, derived};
 use lamina_device::analyze::layers::KvReport;
 use lamina_device::analyze::packkv::{PackKvReport, packkv};
 use lamina_device::analyze::report::{Figures, RoundedReport, TensorReport};
@@ -35,6 +37,21 @@ pub(crate) fn analyze(args: &Analyze) -> Result<()> {
     });
     meter.finish();
     let report = report?;
+    let bases = args.base.iter().map(|path| ModelFile::open(path)).collect::<Result<Vec<_>, _>>()?;
+    let with_base = if bases.is_empty() {
+        None
+    } else {
+        let meter = Meter::new("compared");
+        let usual = Codec::default();
+        let codec = options.codecs.iter().find(|codec| **codec == usual).or(options.codecs.first());
+        let codec = codec.copied().unwrap_or(usual);
+        let report = derived(&models, &bases, codec, |progress| {
+            meter.show(&progress);
+            ControlFlow::Continue(())
+        });
+        meter.finish();
+        Some(report?)
+    };
     let packkv = match (args.packkv, args.kv) {
         (Some(scales), Some(kv)) => {
             let meter = Meter::new("packed");
@@ -53,12 +70,16 @@ pub(crate) fn analyze(args: &Analyze) -> Result<()> {
     }
     let mut text = Vec::new();
     if args.json {
-        serde_json::to_writer_pretty(&mut text, &Printed { report: &report, packkv: packkv.as_ref() })?;
+        let printed = Printed { report: &report, packkv: packkv.as_ref(), derived: with_base.as_ref() };
+        serde_json::to_writer_pretty(&mut text, &printed)?;
         writeln!(text)?;
     } else {
         print(&mut text, &report, &options, models.len() > 1)?;
         if let Some(packkv) = &packkv {
             print_packkv(&mut text, packkv)?;
+        }
+        if let Some(derived) = &with_base {
+            print_derived(&mut text, derived)?;
         }
     }
     Ok(out::text(&text)?)
@@ -71,6 +92,8 @@ struct Printed<'r> {
     report: &'r Report,
     #[serde(skip_serializing_if = "Option::is_none")]
     packkv: Option<&'r PackKvReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    derived: Option<&'r DerivedReport>,
 }
 
 /// Refuses, before minutes of work, what could not be drawn or would write over a checkpoint.
@@ -295,6 +318,42 @@ fn print_packkv(out: &mut impl Write, packkv: &PackKvReport) -> Result<()> {
     }
     if !unpaired.is_empty() {
         writeln!(out, "{} caches have no other side and are left out.", unpaired.len())?;
+    }
+    Ok(())
+}
+
+/// What tensors take with a base.
+fn print_derived(out: &mut impl Write, report: &DerivedReport) -> Result<()> {
+    let DerivedReport { codec, tensors, apart, total } = report;
+    writeln!(
+        out,
+        "\nWith a base, {codec}: ratios of bytes to whole granules; differences: blocks stored so, equal: to the base's"
+    )?;
+    let mut table =
+        new_table(&["tensor", "format", "bytes", "alone", "derived", "blocks", "differences", "equal"], 2);
+    let mut add = |name: String, format: &str, sums: &DerivedSums| {
+        table.add_row([
+            name,
+            format.to_owned(),
+            BinaryBytes(sums.logical_bytes).to_string(),
+            ratio_of(sums.logical_bytes, sums.alone_ratio),
+            ratio_of(sums.logical_bytes, sums.derived_ratio),
+            count(sums.blocks),
+            count(sums.differences),
+            count(sums.equal),
+        ]);
+    };
+    for tensor in tensors.iter().chain(apart) {
+        add(shown(&tensor.name), tensor.format.name(), &tensor.sums);
+    }
+    add("total".to_owned(), "", total);
+    writeln!(out, "{table}")?;
+    if !apart.is_empty() {
+        writeln!(
+            out,
+            "{} tensors are none of the base's by name, dtype and shape: they are alone.",
+            apart.len()
+        )?;
     }
     Ok(())
 }

@@ -322,6 +322,10 @@ pub(crate) struct TensorAdd {
     /// The codec of its planes [default: the device's].
     #[arg(long)]
     pub(crate) codec: Option<Codec>,
+    /// A tensor of the same format and length: blocks are stored as the difference to its where
+    /// that takes less, and it cannot be removed before this one.
+    #[arg(long, value_name = "TENSOR", conflicts_with = "kv")]
+    pub(crate) base: Option<String>,
     #[command(flatten)]
     pub(crate) client: Client,
 }
@@ -473,11 +477,15 @@ which scales and all else count. What looks like one and is none has a line that
 KV caches: CHANNELS[,WINDOW] · CHANNELS,WINDOW,stride=STRIDE for rows with padding · vLLM's paged caches of four dimensions or more
 as PRESET:HEADS,HEAD_SIZE,BLOCK_SIZE[,WINDOW] with the preset nhd, hnd or, with K before V in each block, nhd_kv or hnd_kv.
 
+A base: blocks of tensors that both checkpoints have, by name, dtype and shape, by themselves and as `lamina load --base` would store
+them, in whole granules of 64 bytes.
+
 PackKV: every token is rounded to steps of a part of its range, K and V by their own; then tokens are put in order and packed.
 Ratios are to 16 bits an element: as the paper counts, and with scales, zeros, order and headers counted. Nothing is stored so.
 
 Examples:
       lamina analyze kv.safetensors --kv 1024 --packkv=0.1,0.2
+      lamina analyze tuned.safetensors --base model.safetensors --codec tree
       lamina analyze model-00001.safetensors model-00002.safetensors --codec zstd --plot planes.svg")]
 pub(crate) struct Analyze {
     /// Safetensors files.
@@ -496,6 +504,10 @@ pub(crate) struct Analyze {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "0.1,0.2", requires = "kv")]
     #[arg(value_parser = packkv_scales, value_name = "K,V")]
     pub(crate) packkv: Option<Scales>,
+    /// Tell too what the files take as differences to this one, by `tree` or else the first codec of
+    /// the list: see below.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) base: Vec<PathBuf>,
     /// Print JSON instead of tables.
     #[arg(long)]
     pub(crate) json: bool,

@@ -228,13 +228,14 @@ pub(crate) async fn tensors(client: &Client) -> Result<()> {
 }
 
 fn print_tensors(tensors: &[Value]) -> Result<()> {
-    let mut table = new_table(&["tensor", "format", "layout", "shape", "DPA", "bytes"], 4);
+    let mut table = new_table(&["tensor", "format", "layout", "base", "shape", "DPA", "bytes"], 5);
     for tensor in tensors {
         let shape: Vec<_> = rows(&tensor["shape"])?.iter().map(text).collect();
         table.add_row([
             text(&tensor["name"]),
             text(&tensor["format"]),
             text(&tensor["layout"]["kind"]),
+            tensor["base"].as_str().unwrap_or_default().to_owned(),
             shape.join("x"),
             address(&tensor["dpa"]),
             size(&tensor["length"]),
@@ -377,6 +378,7 @@ fn spec(add: &TensorAdd) -> Result<TensorSpec> {
         format: add.format,
         layout: layout(add)?,
         codec: add.codec,
+        base: add.base.clone(),
     })
 }
 

@@ -178,7 +178,7 @@ async fn load_all(
             tracing::info!("the image holds {name} already; it is not loaded again");
             continue;
         }
-        load_one(&api, model, &name, views, maps).await?;
+        load_one(&api, model, &name, None, views, maps).await?;
     }
     Ok(())
 }
@@ -188,11 +188,15 @@ async fn load_one(
     api: &ApiAt,
     model: &Path,
     name: &str,
+    base: Option<&str>,
     views: &[String],
     maps: &BTreeMap<String, PrecisionMap>,
 ) -> Result<Value> {
     let path = std::path::absolute(model)?;
-    let requested = json!({ "path": path, "name": name, "views": views, "maps": maps });
+    let mut requested = json!({ "path": path, "name": name, "views": views, "maps": maps });
+    if let Some(base) = base {
+        requested["base"] = base.into();
+    }
     let load = ask(api, Method::POST, "/models", Some(requested));
     tokio::pin!(load);
     let meter = Meter::new("loaded");
@@ -294,11 +298,24 @@ pub(crate) async fn load(args: LoadModel) -> Result<()> {
     let found = find::one(&args.to).await?;
     let name = args.name.unwrap_or_else(|| name_of(&args.model));
     let maps = read_maps(&args.shown)?;
-    let loaded = load_one(&found.api, &args.model, &name, &args.shown.views, &maps).await?;
+    let base = args.base.as_deref();
+    let loaded = load_one(&found.api, &args.model, &name, base, &args.shown.views, &maps).await?;
     if args.to.json {
         return print_json(&loaded);
     }
     print_line!("{}: {}", found.folder(&name), sizes(&loaded))?;
+    say_apart(&loaded)
+}
+
+/// Says which tensors of a model with a base are stored by themselves.
+fn say_apart(model: &Value) -> Result<()> {
+    let (Some(base), Some(apart)) = (model["base"].as_str(), model["apart"].as_array()) else {
+        return Ok(());
+    };
+    for tensor in apart {
+        let text = |key: &str| tensor[key].as_str().unwrap_or_default();
+        print_line!("  {} is no difference to {base}'s: {}", text("tensor"), text("why"))?;
+    }
     Ok(())
 }
 
@@ -333,7 +350,7 @@ pub(crate) async fn ls(args: Ls) -> Result<()> {
         });
         return print_json(&mounts.collect());
     }
-    let mut table = new_table(&["file", "at", "bytes", "stored", "ratio", "read", "fetched"], 2);
+    let mut table = new_table(&["file", "at", "bytes", "stored", "ratio", "base", "read", "fetched"], 2);
     for (found, models) in &all {
         for model in rows(&models["models"])? {
             let name = model["name"].as_str().unwrap_or_default();
@@ -351,6 +368,7 @@ pub(crate) async fn ls(args: Ls) -> Result<()> {
                         size(bytes),
                         if full { size(stored) } else { String::new() },
                         if full { ratio(bytes, stored) } else { String::new() },
+                        model["base"].as_str().filter(|_| full).unwrap_or_default().to_owned(),
                         size(number(view, "read")),
                         size(number(view, "fetched")),
                     ]);

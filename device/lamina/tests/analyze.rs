@@ -205,3 +205,64 @@ fn packkv_is_told_beside_kivi_as_the_paper_counts_and_whole() {
     }
     assert!(refused(&[&kv, "--packkv"]).contains("--kv"));
 }
+
+/// The bundled weights as a fine-tune would leave them: made here, as no pair of models is at hand.
+/// One element in `every` is `ulps` steps of bf16 from where it was, and one tensor in four is
+/// frozen.
+fn perturbed(every: usize, ulps: u16, folder: &Path) -> PathBuf {
+    let mut bytes = fs::read(bundled("stories260K-bf16.safetensors")).unwrap();
+    let header = usize::try_from(u64::from_le_bytes(*bytes.first_chunk().unwrap())).unwrap();
+    let parsed: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+    let mut tensors: Vec<_> = parsed.as_object().unwrap().values().collect();
+    tensors.retain(|tensor| tensor["data_offsets"].is_array());
+    for tensor in tensors.iter().enumerate().filter(|(number, _)| number % 4 != 0).map(|(_, tensor)| tensor) {
+        let at = |end: usize| usize::try_from(tensor["data_offsets"][end].as_u64().unwrap()).unwrap();
+        let own = &mut bytes[8 + header..][at(0)..at(1)];
+        for element in own.as_chunks_mut::<2>().0.iter_mut().step_by(every) {
+            *element = u16::from_le_bytes(*element).wrapping_add(ulps).to_le_bytes();
+        }
+    }
+    let path = folder.join(format!("every-{every}-by-{ulps}.safetensors"));
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+#[test]
+fn a_fine_tune_takes_a_part_of_what_it_takes_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = bundled("stories260K-bf16.safetensors");
+    let report = |tuned: &Path| -> Value {
+        let printed = printed(&[text(tuned), "--base", &base, "--codec", "tree", "--json"]);
+        serde_json::from_str::<Value>(&printed).unwrap()["derived"].take()
+    };
+    let ratios = |every, ulps| {
+        let report = report(&perturbed(every, ulps, folder.path()));
+        let number = |of: &str| report["total"][of].as_f64().unwrap_or(f64::INFINITY);
+        assert!(report["apart"].as_array().unwrap().is_empty());
+        assert!(number("equal") > 0.0 && number("differences") >= number("equal"));
+        eprintln!(
+            "one weight in {every} by {ulps}: {} alone, {} derived",
+            number("alone_ratio"),
+            number("derived_ratio")
+        );
+        (number("alone_ratio"), number("derived_ratio"))
+    };
+    let mut before = f64::INFINITY;
+    for (every, ulps) in [(64, 1), (8, 1), (1, 1), (1, 3)] {
+        let (alone, derived) = ratios(every, ulps);
+        assert!(
+            derived > 1.3 * alone && derived < before,
+            "{derived} is not {alone}, nor less than {before}"
+        );
+        before = derived;
+    }
+    // Its own base, and one that has nothing in common.
+    let same = report(Path::new(&base));
+    assert_eq!(same["total"]["derived_bytes"], 0);
+    assert_eq!(same["total"]["derived_ratio"], Value::Null);
+    let kv = bundled("stories260K-kv-bf16.safetensors");
+    let table = printed(&[&kv, "--base", &base, "--codec", "tree"]);
+    assert!(table.contains("are none of the base's by name, dtype and shape"), "{table}");
+    let none = folder.path().join("none");
+    assert!(refused(&[&kv, "--base", text(&none)]).contains("none"));
+}

@@ -280,7 +280,11 @@ fn status_of(why: &DeviceError) -> StatusCode {
             StatusCode::NOT_FOUND
         }
         DeviceError::Tensor(
-            TensorError::Exists { .. } | TensorError::Overlap { .. } | TensorError::NotFree { .. },
+            TensorError::Exists { .. }
+            | TensorError::Overlap { .. }
+            | TensorError::NotFree { .. }
+            | TensorError::IsBase { .. }
+            | TensorError::IsDerived { .. },
         ) => StatusCode::CONFLICT,
         DeviceError::Tensor(TensorError::NoRoom { .. })
         | DeviceError::NoRoomForView { .. }
@@ -302,9 +306,10 @@ fn status_of(why: &DeviceError) -> StatusCode {
         | DeviceError::Plain
         | DeviceError::OpenWindows { .. }
         | DeviceError::Size { .. } => StatusCode::UNPROCESSABLE_ENTITY,
-        DeviceError::Store(_) | DeviceError::Damaged { .. } | DeviceError::Image { .. } => {
-            StatusCode::INTERNAL_SERVER_ERROR
-        }
+        DeviceError::Store(_)
+        | DeviceError::Damaged { .. }
+        | DeviceError::BaseLost { .. }
+        | DeviceError::Image { .. } => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }
 
@@ -617,15 +622,18 @@ struct ModelRequest {
     views: Vec<String>,
     #[serde(default)]
     maps: BTreeMap<String, PrecisionMap>,
+    /// A model on the device whose tensors these are stored as differences to.
+    #[serde(default)]
+    base: Option<String>,
 }
 
 async fn load_model(
     State(control): State<Control>,
     Requested(model): Requested<ModelRequest>,
 ) -> Result<impl IntoResponse, Refusal> {
-    let ModelRequest { path, name, views, maps } = model;
+    let ModelRequest { path, name, views, maps, base } = model;
     let name = name.unwrap_or_else(|| name_of(&path));
-    let loaded = blocking(move || control.load_model(&path, &name, &Loading { views, maps })).await?;
+    let loaded = blocking(move || control.load_model(&path, &name, &Loading { views, maps, base })).await?;
     Ok((StatusCode::CREATED, Json(loaded)))
 }
 

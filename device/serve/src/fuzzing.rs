@@ -58,7 +58,8 @@ pub fn round_trip(data: &[u8]) {
         return;
     };
     assert_eq!(stored.bytes(), bundle.bytes().len(), "the description has another length");
-    let entry = Entry { epoch: 7, place: Some(Place { segment: 9, stored: stored.clone(), lossy: false }) };
+    let place = Place { segment: 9, stored: stored.clone(), lossy: false, difference: false };
+    let entry = Entry { epoch: 7, place: Some(place) };
     let holds = |version: &Version| by_words || version.holds(format);
     for version in [Version::One, Version::Two].into_iter().filter(holds) {
         assert_eq!(Entry::decode(version, &entry.encode(version)).as_ref(), Ok(&entry), "the entry changed");
@@ -95,7 +96,9 @@ pub fn stored(data: &[u8]) {
     }
     let version = if flags & 4 == 4 { Version::Two } else { Version::One };
     let decoded = Entry::decode(version, &entry);
-    let Ok(Entry { place: Some(Place { segment, mut stored, lossy }), epoch }) = decoded else { return };
+    let Ok(Entry { place: Some(Place { segment, mut stored, lossy, difference }), epoch }) = decoded else {
+        return;
+    };
     let mut bundle = [0; MAX_BUNDLE];
     let length = bytes.len().min(MAX_BUNDLE);
     bundle[..length].copy_from_slice(&bytes[..length]);
@@ -109,7 +112,7 @@ pub fn stored(data: &[u8]) {
     // Right or wrong, it comes to an end. What decodes can be stored again under the same
     // description.
     let _ = Decoder::new().block(&stored, mask, &bundle, &mut words);
-    let again = Entry { epoch, place: Some(Place { segment, stored, lossy }) };
+    let again = Entry { epoch, place: Some(Place { segment, stored, lossy, difference }) };
     assert_eq!(Entry::decode(version, &again.encode(version)).as_ref(), Ok(&again), "the entry changed");
 }
 
@@ -210,6 +213,7 @@ fn fill(device: &Device) {
             format,
             layout,
             codec,
+            base: None,
         };
         device.create_tensor(spec).expect("there is room");
         device.create_view(name, "e8m3").expect("there is room");

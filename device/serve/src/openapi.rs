@@ -225,6 +225,7 @@ fn schemas() -> Value {
             ("format", format()),
             ("layout?", of("Layout")),
             ("codec?", or_null(&codec())),
+            ("base?", or_null(&string())),
         ]),
         "Tensor": object(&[
             ("name", string()),
@@ -235,6 +236,7 @@ fn schemas() -> Value {
             ("format", format()),
             ("layout", of("Layout")),
             ("codec", codec()),
+            ("base?", string()),
         ]),
         "View": object(&[
             ("tensor", string()),
@@ -305,6 +307,8 @@ fn schemas() -> Value {
             ("name", string()),
             ("bytes", count()),
             ("stored", count()),
+            ("base?", string()),
+            ("apart?", json!({ "type": "array", "items": object(&[("tensor", string()), ("why", string())]) })),
             ("files", json!({ "type": "array", "items": object(&[
                 ("path", string()),
                 ("kind", string()),
@@ -322,6 +326,7 @@ fn schemas() -> Value {
             ("path", string()),
             ("name?", or_null(&string())),
             ("views?", json!({ "type": "array", "items": string() })),
+            ("base?", or_null(&string())),
             ("maps?", json!({ "type": "object", "additionalProperties":
                 object(&[("tensor?", json!({ "type": "array", "items": rules }))]) })),
         ]),
@@ -361,6 +366,7 @@ fn schemas() -> Value {
                 ("name", string()),
                 ("format", format()),
                 ("layout", json!({ "enum": ["weight", "kv", "lossy kv"] })),
+                ("base", or_null(&string())),
                 ("codec", codec()),
                 ("dpa", count()),
                 ("length", count()),

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | 0..8 | bits 0..36 segment (in granules), 36..44 format, 44..52 codec, 52..63 bytes of the header, 63 whether exponents are differences |
 //! | 8 | epoch: rewrites of the block, modulo 2^8 |
-//! | 9 | bits 0..2 kind (0 zeros, 1 planes, 2 words, 3 planes with a plane tree), 2 whether there is a side array, 3 whether the block is lossy, rest zero |
+//! | 9 | bits 0..2 kind (0 zeros, 1 planes, 2 words, 3 planes with a plane tree), 2 whether there is a side array, 3 whether the block is lossy, 4 whether it is the difference to another block, rest zero |
 //! | 10..14 | CRC-32C of the 64 bytes with zeros here |
 //! | 14..64 | *planes*: a length code per plane, most significant plane first, then (formats of up to 16 planes) a 16-bit check per plane |
 //! | 14..20 | *words*, and a piece of a KV window that is coded with loss: stored bytes (u16), CRC-32C of them (u32) |
@@ -73,7 +73,7 @@ const FORMAT_BITS_OF_ONE: u32 = 3;
 pub enum Version {
     /// Formats and codecs in three bits.
     One = 1,
-    /// Formats and codecs in eight bits, flags for side arrays and lossy blocks.
+    /// Formats and codecs in eight bits, flags for side arrays, lossy blocks and differences.
     #[default]
     Two = 2,
 }
@@ -111,6 +111,11 @@ impl Version {
         matches!(self, Self::Two) || (format as u8) < 1 << FORMAT_BITS_OF_ONE
     }
 
+    /// Whether its entries can say that a block is a difference.
+    pub const fn has_differences(self) -> bool {
+        matches!(self, Self::Two)
+    }
+
     /// The segment that is named by an entry whose first word is `word`.
     pub(super) const fn segment(self, word: u64) -> u64 {
         word & ((1 << self.segment_bits()) - 1)
@@ -136,6 +141,9 @@ pub struct Place {
     /// Whether it gives other values than the host stored, as its region's coding may. Only
     /// version 2 can say so.
     pub lossy: bool,
+    /// Whether it gives the block's words XOR those of the same block of its tensor's base. Only
+    /// version 2 can say so.
+    pub difference: bool,
 }
 
 /// What an entry says before its detail.
@@ -146,6 +154,7 @@ struct Prefix {
     codec: u64,
     planes: PlanesHead,
     lossy: bool,
+    difference: bool,
     side_array: bool,
     /// Bits that have no meaning.
     reserved: u64,
@@ -184,22 +193,24 @@ impl Prefix {
         codec: 0,
         planes: PlanesHead { length: 0, delta: false },
         lossy: false,
+        difference: false,
         side_array: false,
         reserved: 0,
     };
 
     fn put(&self, version: Version, words: &mut [u64; WORDS]) {
-        let Self { segment, kind, format, codec, planes, lossy, .. } = *self;
+        let Self { segment, kind, format, codec, planes, lossy, difference, .. } = *self;
         assert!(segment < 1 << version.segment_bits(), "the store is no larger than segments are numbered");
         let (length, delta) = (u64::from(planes.length), u64::from(planes.delta));
         match version {
             Version::One => {
                 assert!(format < 1 << FORMAT_BITS_OF_ONE, "no tensor has a format that the version lacks");
+                assert!(!difference, "no tensor has a base where entries cannot say so");
                 words[0] = segment | kind << 40 | format << 42 | codec << 45 | length << 48 | delta << 60;
             }
             Version::Two => {
                 words[0] = segment | format << 36 | codec << 44 | length << 52 | delta << 63;
-                words[1] |= kind << 8 | u64::from(lossy) << 11;
+                words[1] |= kind << 8 | u64::from(lossy) << 11 | u64::from(difference) << 12;
             }
         }
     }
@@ -220,6 +231,7 @@ impl Prefix {
                 codec: bits(word, 45, 3),
                 planes: planes(bits(word, 48, 12), bits(word, 60, 1)),
                 lossy: false,
+                difference: false,
                 side_array: false,
                 reserved: bits(word, 61, 3),
             },
@@ -230,8 +242,9 @@ impl Prefix {
                 codec: bits(word, 44, 8),
                 planes: planes(bits(word, 52, 11), bits(word, 63, 1)),
                 lossy: bits(flags, 11, 1) == 1,
+                difference: bits(flags, 12, 1) == 1,
                 side_array: bits(flags, 10, 1) == 1,
-                reserved: bits(flags, 12, 4),
+                reserved: bits(flags, 13, 3),
             },
         }
     }
@@ -252,9 +265,13 @@ impl Prefix {
         if usize::from(length) > MAX_HEAD || delta && length == 0 || headless && length > 0 {
             return field("header", length.into());
         }
-        let Self { segment, kind, format, codec, lossy, .. } = *self;
+        let Self { segment, kind, format, codec, lossy, difference, .. } = *self;
+        // Blocks of KV windows have headers, and no base.
+        if difference && length > 0 {
+            return field("header of a difference", length.into());
+        }
         let of_words = matches!(kind, 0 | 2) && format != 0;
-        let of_zeros = kind == 0 && (segment != 0 || codec != 0 || lossy);
+        let of_zeros = kind == 0 && (segment != 0 || codec != 0 || lossy || difference);
         if version == Version::Two && (of_words || of_zeros) {
             return field("field that this kind has not", kind);
         }
@@ -291,7 +308,7 @@ impl Entry {
             Version::Two => u64::from(low),
         };
         if let Some(place) = &self.place {
-            let Place { segment, stored, lossy } = place;
+            let Place { segment, stored, lossy, difference } = place;
             let prefix = |kind, format: Format, codec: Codec, planes| Prefix {
                 segment: *segment,
                 kind,
@@ -299,6 +316,7 @@ impl Entry {
                 codec: codec as u64,
                 planes,
                 lossy: *lossy,
+                difference: *difference,
                 ..Prefix::NONE
             };
             let prefix = match stored {
@@ -370,8 +388,8 @@ impl Entry {
         let length = u16::from_le_bytes([bytes[DETAIL], bytes[DETAIL + 1]]);
         let check = u32::from_le_bytes(bytes[DETAIL + 2..TREE_DETAIL].try_into().expect("four bytes"));
         let placed = |epoch, stored| {
-            let place = Place { segment: prefix.segment, stored, lossy: prefix.lossy };
-            Self { epoch, place: Some(place) }
+            let Prefix { segment, lossy, difference, .. } = prefix;
+            Self { epoch, place: Some(Place { segment, stored, lossy, difference }) }
         };
         let (joint, at) = match prefix.kind {
             0 => return Ok(Self { epoch, place: None }),
@@ -417,7 +435,13 @@ impl Place {
     /// What is stored so at `segment`.
     pub const fn new(segment: u64, stored: Stored) -> Self {
         let lossy = stored.is_lossy();
-        Self { segment, stored, lossy }
+        Self { segment, stored, lossy, difference: false }
+    }
+
+    /// Whether no codec helped. A block that is equal to its tensor's base stores nothing, and is
+    /// none.
+    pub fn is_bypass(&self) -> bool {
+        self.stored.is_bypass() && !(self.difference && self.stored.bytes() == 0)
     }
 
     /// Whether an entry of version 2 has all 16 bits of the epoch: its checks are elsewhere.

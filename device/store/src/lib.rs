@@ -486,8 +486,10 @@ impl Store {
         let bytes = (first..).zip(bundles.iter().map(Bundle::bytes));
         let mut rest = bundles.iter();
         self.segments.store_all(bytes, what, |segment| {
-            let stored = rest.next().and_then(|bundle| bundle.stored.clone());
-            let place = stored.map(|stored| entry::Place::new(segment, stored));
+            let place = rest.next().and_then(|bundle| {
+                let difference = bundle.difference;
+                Some(entry::Place { difference, ..entry::Place::new(segment, bundle.stored.clone()?) })
+            });
             prepared.push(Prepared { place, lost: None });
         })?;
         Ok(prepared)
@@ -782,6 +784,11 @@ impl Store {
     /// Whether its entries have a number for the format; see [`Version::holds`].
     pub fn holds(&self, format: lamina_codec::format::Format) -> bool {
         self.index.version().holds(format)
+    }
+
+    /// The version of its entries.
+    pub fn version(&self) -> Version {
+        self.index.version()
     }
 
     /// Bytes of segments in use.

@@ -84,12 +84,19 @@ proptest! {
     #[test]
     fn an_entry_is_read_as_written_and_every_flip_is_noticed(
         format in prop::sample::select(Format::ALL.to_vec()), codec in prop::sample::select(Codec::ALL.to_vec()),
-        words in words(), segment in 0_u64..1 << 36, epoch: u16, lossy: bool, bit in 0..ENTRY_BYTES * 8,
+        words in words(), segment in 0_u64..1 << 36, epoch: u16, lossy: bool, difference: bool,
+        bit in 0..ENTRY_BYTES * 8,
     ) {
         let mut bundle = Bundle::new();
-        Encoder::new().block(format, codec, &words, &mut bundle);
+        if difference {
+            Encoder::new().difference(format, codec, &words, &mut bundle);
+        } else {
+            Encoder::new().block(format, codec, &words, &mut bundle);
+        }
         for version in [Version::One, Version::Two].into_iter().filter(|version| version.holds(format)) {
-            let placed = |stored| entry::Place { segment, stored, lossy: lossy && version == Version::Two };
+            let lossy = lossy && version == Version::Two;
+            let difference = difference && version.has_differences();
+            let placed = |stored| entry::Place { segment, stored, lossy, difference };
             let entry = Entry { epoch, place: bundle.stored.clone().map(placed) }.fitting(version);
             let mut bytes = entry.encode(version);
             prop_assert_eq!(&Entry::decode(version, &bytes).unwrap(), &entry);
@@ -105,7 +112,7 @@ proptest! {
         for version in [Version::One, Version::Two] {
         match version {
             Version::One => (bytes[6], bytes[7]) = (bytes[6] & 3, bytes[7] & 0x1f),
-            Version::Two => (bytes[4], bytes[5], bytes[9]) = (bytes[4] & 0x7f, bytes[5] & 0x20, bytes[9] & 0xb),
+            Version::Two => (bytes[4], bytes[5], bytes[9]) = (bytes[4] & 0x7f, bytes[5] & 0x20, bytes[9] & 0x1b),
         }
         let mut entry = [0; ENTRY_BYTES];
         entry[..32].copy_from_slice(&bytes);

@@ -310,7 +310,8 @@ mod tests {
             .zip(lamina_codec::testing::bytes(3, BLOCK_BYTES))
             .for_each(|(word, byte)| *word = byte);
         Encoder::new().block(Format::Bf16, Codec::Tree, &words, &mut bundle);
-        let place = Place { segment: most / 64, stored: bundle.stored.clone().unwrap(), lossy: false };
+        let stored = bundle.stored.clone().unwrap();
+        let place = Place { segment: most / 64, stored, lossy: false, difference: false };
         let entry = Entry { epoch: 1, place: Some(place) }.encode(Version::One);
         let [.., index, _, _, _, _, _, _] = image.parts();
         image.file().write_all_at(&entry, index.start).unwrap();

@@ -47,7 +47,7 @@ impl Files {
     fn encoded(&self, format: Format, codec: Codec, words: &BlockWords) -> Vec<u8> {
         let mut bundle = Bundle::new();
         Encoder::new().block(format, codec, words, &mut bundle);
-        let placed = |stored| Place { segment: self.segment, stored, lossy: false };
+        let placed = |stored| Place { segment: self.segment, stored, lossy: false, difference: false };
         let entry = Entry { epoch: self.epoch, place: bundle.stored.clone().map(placed) };
         [&entry.encode(self.version)[..], bundle.bytes()].concat()
     }
@@ -198,7 +198,7 @@ fn what_was_stored_is_read() {
                 let (entry, bundle) = files.split(&fs::read(&path).unwrap());
                 assert_eq!(entry.epoch, files.epoch, "{shown}");
                 let mut back = [0; BLOCK_BYTES];
-                if let Some(Place { segment, stored, lossy: false }) = &entry.place {
+                if let Some(Place { segment, stored, lossy: false, difference: false }) = &entry.place {
                     assert_eq!(*segment, files.segment, "{shown}");
                     Decoder::new()
                         .block(stored, PlaneMask(u32::MAX), &bundle, &mut back)

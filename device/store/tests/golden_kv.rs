@@ -162,7 +162,7 @@ fn stored(case: &Case, version: Version, codec: Codec) -> Vec<u8> {
     bundles
         .iter()
         .flat_map(|bundle| {
-            let placed = |stored| Place { segment: 0x12_3456, stored, lossy: false };
+            let placed = |stored| Place { segment: 0x12_3456, stored, lossy: false, difference: false };
             let entry = Entry { epoch: 0x1234, place: bundle.stored.clone().map(placed) };
             [&entry.encode(version)[..], bundle.bytes()].concat()
         })

@@ -1,17 +1,22 @@
-//! Of fp4 the sixteen values of all codes are made for each block, and looked up. An fp8 has its
-//! fields moved to binary32's places.
+//! Of fp4 the sixteen values of all codes are made for each block, or known of each scale, and
+//! looked up. An fp8 has its fields moved to bf16's places, or to binary32's where results may be
+//! subnormal or too large.
 
 use std::arch::x86_64::{
     __m128i, __m256i, __m512, __m512i, _CMP_UNORD_Q, _mm_cvtsi32_si128, _mm_loadl_epi64, _mm_loadu_si128,
-    _mm256_storeu_si256, _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi256_si512,
-    _mm512_castsi512_ps, _mm512_castsi512_si256, _mm512_cmp_ps_mask, _mm512_cmpge_epi32_mask,
-    _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_loadu_ps, _mm512_mask_add_epi16,
-    _mm512_mask_add_epi32, _mm512_mask_mov_epi32, _mm512_mask_or_epi32, _mm512_mul_ps, _mm512_or_si512,
-    _mm512_permutexvar_epi16, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_sll_epi32,
-    _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_si512,
+    _mm256_loadu_si256, _mm256_set1_epi16, _mm256_storeu_si256, _mm512_add_epi16, _mm512_add_epi32,
+    _mm512_and_si512, _mm512_castps_si512, _mm512_castsi256_si512, _mm512_castsi512_ps,
+    _mm512_castsi512_si256, _mm512_cmp_ps_mask, _mm512_cmpeq_epi16_mask, _mm512_cmpge_epi16_mask,
+    _mm512_cmpge_epi32_mask, _mm512_cmplt_epi16_mask, _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps,
+    _mm512_cvtepu8_epi16, _mm512_cvtepu8_epi32, _mm512_inserti64x4, _mm512_loadu_ps, _mm512_loadu_si512,
+    _mm512_mask_add_epi16, _mm512_mask_add_epi32, _mm512_mask_mov_epi16, _mm512_mask_mov_epi32,
+    _mm512_mask_or_epi32, _mm512_mul_ps, _mm512_or_si512, _mm512_permutexvar_epi16, _mm512_set1_epi16,
+    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_si512, _mm512_sll_epi16, _mm512_sll_epi32,
+    _mm512_slli_epi16, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_si512, _mm512_test_epi16_mask,
 };
+use std::ops::RangeInclusive;
 
-use super::{MX_BLOCK, NAN, NV_BLOCK, PLAIN_SCALES, widened_fp4};
+use super::{MX_BLOCK, NAN, NV_BLOCK, PLAIN_SCALES, Rows, widened_fp4};
 use crate::format::Format;
 
 /// Whether the processor has what the functions here need.
@@ -85,20 +90,51 @@ pub(super) fn powers_to_bf16(table: &[f32; 256], scales: &[u8], elements: &[u8],
     }
 }
 
-/// As the portable `nibbles_to_bf16`.
+/// As the portable `nibbles_to_bf16`: of each scale the row has the values of all codes.
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) fn nibbles_to_bf16(table: &[f32; 256], scales: &[u8], elements: &[u8], out: &mut [u8]) {
+pub(super) fn nibbles_to_bf16(rows: &Rows, scales: &[u8], elements: &[u8], out: &mut [u8]) {
     const BYTES: usize = NV_BLOCK / 2;
-    let blocks = elements.as_chunks::<BYTES>().0.iter();
-    for ((block, scale), out) in blocks.zip(scales).zip(out.as_chunks_mut::<{ 2 * NV_BLOCK }>().0) {
-        let values = values(table[usize::from(*scale)]);
-        // SAFETY: the block has 8 bytes and `out` 32; neither needs an alignment.
+    // SAFETY: a row has 32 bytes, and the load needs no alignment.
+    let row = |scale: u8| unsafe { _mm256_loadu_si256(rows[usize::from(scale)].as_ptr().cast()) };
+    let (pairs, last) = scales.as_chunks::<2>();
+    // The codes of the second block are looked up in the upper half.
+    let second = _mm512_inserti64x4::<1>(_mm512_setzero_si512(), _mm256_set1_epi16(16));
+    let (blocks, rest) = elements.as_chunks::<{ 2 * BYTES }>();
+    let (outs, end) = out.as_chunks_mut::<{ 4 * NV_BLOCK }>();
+    for ((block, [one, other]), out) in blocks.iter().zip(pairs).zip(outs) {
+        let values = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(row(*one)), row(*other));
+        // SAFETY: two blocks have 16 bytes and `out` 64; neither needs an alignment.
         unsafe {
-            let codes = codes(_mm_loadl_epi64(block.as_ptr().cast()));
-            let shown = _mm512_castsi512_si256(_mm512_permutexvar_epi16(codes, values));
-            _mm256_storeu_si256(out.as_mut_ptr().cast(), shown);
+            let codes = _mm512_or_si512(codes(_mm_loadu_si128(block.as_ptr().cast())), second);
+            _mm512_storeu_si512(out.as_mut_ptr().cast(), _mm512_permutexvar_epi16(codes, values));
         }
     }
+    if let [scale] = last
+        && let (Ok(rest), Ok(end)) =
+            (<&[u8; BYTES]>::try_from(rest), <&mut [u8; 2 * NV_BLOCK]>::try_from(end))
+    {
+        let values = _mm512_castsi256_si512(row(*scale));
+        // SAFETY: the block has 8 bytes and `end` 32; neither needs an alignment.
+        unsafe {
+            let codes = codes(_mm_loadl_epi64(rest.as_ptr().cast()));
+            let shown = _mm512_castsi512_si256(_mm512_permutexvar_epi16(codes, values));
+            _mm256_storeu_si256(end.as_mut_ptr().cast(), shown);
+        }
+    }
+}
+
+/// The bf16 of an fp8's subnormals times 2^−`down`, by their codes.
+#[expect(clippy::cast_possible_truncation, reason = "fields of 16 bits")]
+const fn subnormals(codes: usize, down: u32) -> [u16; 32] {
+    let mut values = [0; 32];
+    let mut code = 1;
+    while code < codes {
+        let upper = code.ilog2();
+        let mantissa = (code - (1 << upper)) << (7 - upper);
+        values[code] = ((127 - down + upper) << 7) as u16 | mantissa as u16;
+        code += 1;
+    }
+    values
 }
 
 /// As the portable `bytes_to_bf16` of an fp8.
@@ -121,8 +157,13 @@ pub(super) fn fp8_to_bf16(
     // The first code that is no number: of e4m3 there is one, of e5m2 infinity and what is above.
     let first = _mm512_set1_epi32(if e5m2 { 0x7c } else { 0x7f });
     let special = _mm512_set1_epi32(0x7f80_0000 | i32::from(!e5m2));
+    let narrow = Narrow::new(e5m2);
     let blocks = elements.as_chunks::<MX_BLOCK>().0.iter();
     for ((block, scale), out) in blocks.zip(scales).zip(out.as_chunks_mut::<{ 2 * MX_BLOCK }>().0) {
+        if narrow.scales.contains(scale) {
+            narrow.block(block, *scale, out);
+            continue;
+        }
         let scale = _mm512_set1_ps(table[usize::from(*scale)]);
         for (half, out) in block.as_chunks::<16>().0.iter().zip(out.as_chunks_mut::<32>().0) {
             // SAFETY: half a block has 16 bytes, and the load needs no alignment.
@@ -141,5 +182,65 @@ pub(super) fn fp8_to_bf16(
                 _mm256_storeu_si256(out.as_mut_ptr().cast(), rounded(_mm512_mul_ps(values, scale)));
             }
         }
+    }
+}
+
+/// What makes bf16 of fp8 in 16 bits each, where no result is subnormal or too large: a normal
+/// fp8 has its fields moved and its exponent added to, a subnormal one is looked up.
+struct Narrow {
+    /// The scales of which that is so.
+    scales: RangeInclusive<u8>,
+    moved: __m128i,
+    rebias: __m512i,
+    subnormals: __m512i,
+    /// The first codes that are normal, and that are no number.
+    normal: __m512i,
+    first: __m512i,
+    /// What is infinity, if anything is.
+    infinity: __m512i,
+}
+
+impl Narrow {
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn new(e5m2: bool) -> Self {
+        const E4M3: [u16; 32] = subnormals(8, 9);
+        const E5M2: [u16; 32] = subnormals(4, 16);
+        // The least number is 2^−9 and the largest has the exponent 8; of e5m2, −16 and 15.
+        let (scales, moved, bias, normal, first) =
+            if e5m2 { (17..=239, 5, 15, 4, 0x7c) } else { (10..=246, 4, 7, 8, 0x7f) };
+        let table = if e5m2 { &E5M2 } else { &E4M3 };
+        Self {
+            scales,
+            moved: _mm_cvtsi32_si128(moved),
+            rebias: _mm512_set1_epi16((127 - bias) << 7),
+            // SAFETY: the table has 64 bytes, and the load needs no alignment.
+            subnormals: unsafe { _mm512_loadu_si512(table.as_ptr().cast()) },
+            normal: _mm512_set1_epi16(normal),
+            first: _mm512_set1_epi16(first),
+            infinity: _mm512_set1_epi16(if e5m2 { first } else { -1 }),
+        }
+    }
+
+    /// A block.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn block(&self, block: &[u8; MX_BLOCK], scale: u8, out: &mut [u8; 2 * MX_BLOCK]) {
+        // SAFETY: a block has 32 bytes, and the load needs no alignment.
+        let codes = _mm512_cvtepu8_epi16(unsafe { _mm256_loadu_si256(block.as_ptr().cast()) });
+        let magnitudes = _mm512_and_si512(codes, _mm512_set1_epi16(0x7f));
+        let fields = _mm512_add_epi16(_mm512_sll_epi16(magnitudes, self.moved), self.rebias);
+        let is_small = _mm512_cmplt_epi16_mask(magnitudes, self.normal);
+        let small = _mm512_permutexvar_epi16(magnitudes, self.subnormals);
+        let numbers = _mm512_mask_mov_epi16(fields, is_small, small);
+        let exponent = _mm512_set1_epi16((i16::from(scale) - 127) << 7);
+        let some = _mm512_test_epi16_mask(magnitudes, magnitudes);
+        let numbers = _mm512_mask_add_epi16(numbers, some, numbers, exponent);
+        let is_infinite = _mm512_cmpeq_epi16_mask(magnitudes, self.infinity);
+        let numbers = _mm512_mask_mov_epi16(numbers, is_infinite, _mm512_set1_epi16(0x7f80));
+        let signs = _mm512_slli_epi16::<8>(_mm512_and_si512(codes, _mm512_set1_epi16(0x80)));
+        let is_none = _mm512_cmpge_epi16_mask(magnitudes, self.first) & !is_infinite;
+        let values = _mm512_mask_mov_epi16(_mm512_or_si512(numbers, signs), is_none, _mm512_set1_epi16(NAN));
+        // SAFETY: `out` has 64 bytes, and the store needs no alignment.
+        unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), values) };
     }
 }

@@ -21,6 +21,7 @@
 //! * Files are read in pieces by all cores and never held, twice: the scale of `fp8` needs the
 //!   largest value first.
 
+pub mod derived;
 pub mod layers;
 mod limit;
 pub mod packkv;

@@ -14,6 +14,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::{
     DeviceConfig, DeviceError,
     accounts::{Accounts, Written},
+    against::Theirs,
     by_index,
     charge::{By, Charge, charge_of},
     coding::{Class, FetchError, Output, ReadFrom, Wanted},
@@ -23,10 +24,10 @@ use super::{
     parallel, poison,
     scratch::{AlignedBundle, Pool, Request, Scratch},
 };
-use crate::{layout::Layout, stats::Tally, tensor::Tensor};
+use crate::{difference, layout::Layout, stats::Tally, tensor::Tensor};
 use lamina_codec::{
-    BLOCK_BYTES, BlockWords, Codec, Decoder, Form,
-    block::{BlockError, Bundle, MAX_BUNDLE, Stored, is_zero},
+    BLOCK_BYTES, BlockWords, Codec, Decoder, Encoder, Form,
+    block::{Bundle, MAX_BUNDLE, Stored, is_zero},
     format::Format,
     plane::{self, PlaneMask},
 };
@@ -34,7 +35,7 @@ use lamina_store as store;
 use lamina_store::{
     Basis, Fetched, Replace, Store, StoreError,
     cause::Why,
-    entry::{Damaged, Entry},
+    entry::{Damaged, Entry, Place},
     image::Image,
     memory::Memory,
     mode::Mode,
@@ -373,7 +374,7 @@ impl BlockService {
     pub(super) fn write(
         &self,
         owner: Option<&Tensor>,
-        class: Class,
+        class: Class<'_>,
         block: u64,
         pieces: &[(usize, &[u8])],
     ) -> Result<(), DeviceError> {
@@ -381,7 +382,7 @@ impl BlockService {
             && let Ok(words) = <&BlockWords>::try_from(*data)
         {
             let mut bundle = Bundle::new();
-            self.encode(class, words, &mut bundle);
+            self.encode(class, &Theirs::of(class, block)?, words, &mut bundle);
             return self.write_whole(owner, class, block, words, &bundle);
         }
         self.compacting(|| self.write_parts(owner, class, block, pieces))
@@ -392,7 +393,7 @@ impl BlockService {
     pub(super) fn write_all(
         &self,
         owner: Option<&Tensor>,
-        class: Class,
+        class: Class<'_>,
         first: u64,
         blocks: &[BlockWords],
         done: &mut usize,
@@ -408,8 +409,8 @@ impl BlockService {
         let bundles = &mut bundles[..blocks.len()];
         let groups = blocks.chunks(PUBLISHED).zip(bundles.chunks_mut(PUBLISHED)).enumerate();
         let code = |(group, (blocks, bundles))| {
-            let bundles = self.encode_all(class, blocks, bundles);
-            (first + (group * PUBLISHED) as u64, blocks, bundles)
+            let first = first + (group * PUBLISHED) as u64;
+            (first, blocks, self.encode_all(class, first, blocks, bundles))
         };
         let publish = |(first, blocks, bundles)| {
             if self.publish_together(owner, class, first, blocks, bundles).is_ok() {
@@ -431,7 +432,7 @@ impl BlockService {
     fn publish_together(
         &self,
         owner: Option<&Tensor>,
-        class: Class,
+        class: Class<'_>,
         first: u64,
         blocks: &[BlockWords],
         bundles: &[Bundle],
@@ -448,26 +449,82 @@ impl BlockService {
         Ok(())
     }
 
-    fn encode_all<'b>(&self, class: Class, blocks: &[BlockWords], bundles: &'b mut [Bundle]) -> &'b [Bundle] {
+    fn encode_all<'b>(
+        &self,
+        class: Class<'_>,
+        first: u64,
+        blocks: &[BlockWords],
+        bundles: &'b mut [Bundle],
+    ) -> &'b [Bundle] {
         let encoder = &mut self.pool.take().encoder;
-        for (words, bundle) in blocks.iter().zip(&mut *bundles) {
-            Layout::encode_block(encoder, self.mode, class.format, class.codec, words, bundle);
+        for ((block, words), bundle) in (first..).zip(blocks).zip(&mut *bundles) {
+            // What cannot be read is nothing to differ from.
+            let theirs = Theirs::of(class, block).unwrap_or_default();
+            self.encode_beside(encoder, class, &theirs, words, bundle);
         }
         bundles
     }
 
-    fn encode(&self, class: Class, words: &BlockWords, bundle: &mut Bundle) {
-        let encoder = &mut self.pool.take().encoder;
-        Layout::encode_block(encoder, self.mode, class.format, class.codec, words, bundle);
+    fn encode(&self, class: Class<'_>, theirs: &Theirs, words: &BlockWords, bundle: &mut Bundle) {
+        self.encode_beside(&mut self.pool.take().encoder, class, theirs, words, bundle);
     }
 
+    /// Codes `words`, as the difference to `theirs` if that takes fewer granules: whoever reads it
+    /// then fetches those too.
+    fn encode_beside(
+        &self,
+        encoder: &mut Encoder,
+        class: Class<'_>,
+        theirs: &Theirs,
+        words: &BlockWords,
+        bundle: &mut Bundle,
+    ) {
+        Layout::encode_block(encoder, self.mode, class.format, class.codec, words, bundle);
+        if let Theirs::Words(theirs) = theirs
+            && !class.by_itself
+        {
+            difference::encode_if_shorter(encoder, class.format, class.codec, words, theirs, bundle);
+        }
+    }
+
+    /// The words of a block, of which `bundle` is stored. `theirs` is what its owner's base holds
+    /// there.
     fn decode_whole(
         &self,
-        stored: &Stored,
+        block: u64,
+        place: &Place,
+        theirs: &Theirs,
         bundle: &[u8; MAX_BUNDLE],
         words: &mut BlockWords,
-    ) -> Result<(), BlockError> {
-        self.pool.take().decoder.block(stored, PlaneMask(u32::MAX), bundle, words)
+    ) -> Result<(), DeviceError> {
+        self.pool
+            .take()
+            .decoder
+            .block(&place.stored, PlaneMask(u32::MAX), bundle, words)
+            .map_err(|why| DeviceError::Damaged { block, why })?;
+        match theirs {
+            _ if !place.difference => Ok(()),
+            Theirs::Words(theirs) => {
+                difference::xor(words, theirs);
+                Ok(())
+            }
+            Theirs::Lost(why) => Err(DeviceError::BaseLost { block, why: why.clone() }),
+            Theirs::Nothing => Err(no_base(block)),
+        }
+    }
+
+    /// The entry of `block`, if it is a difference.
+    pub(super) fn difference_at(&self, block: u64) -> Option<Entry> {
+        let entry = self.store()?.entry(block).ok()?;
+        entry.place.as_ref().is_some_and(|place| place.difference).then_some(entry)
+    }
+
+    /// What becomes of a read of `block` that is a difference and whose owner has no base.
+    pub(super) fn without_base(&self, block: u64) -> FetchError {
+        match self.difference_at(block) {
+            Some(entry) => FetchError::Damaged { entry: Some(Box::new(entry)), why: no_base(block) },
+            None => FetchError::Stale,
+        }
     }
 
     /// The same where words are kept as they are: copied by as many threads as there are.
@@ -475,7 +532,7 @@ impl BlockService {
         &self,
         flat: &Flat,
         owner: Option<&Tensor>,
-        class: Class,
+        class: Class<'_>,
         first: u64,
         blocks: &[BlockWords],
         done: &mut usize,
@@ -539,7 +596,7 @@ impl BlockService {
     fn write_whole(
         &self,
         owner: Option<&Tensor>,
-        class: Class,
+        class: Class<'_>,
         block: u64,
         words: &BlockWords,
         bundle: &Bundle,
@@ -566,7 +623,7 @@ impl BlockService {
     fn write_parts(
         &self,
         owner: Option<&Tensor>,
-        class: Class,
+        class: Class<'_>,
         block: u64,
         pieces: &[(usize, &[u8])],
     ) -> Result<(), DeviceError> {
@@ -598,14 +655,16 @@ impl BlockService {
                 (before, after)
             }
             Backing::Coded(store) => {
+                // Before the block is held.
+                let theirs = Theirs::of(class, block)?;
                 let replace = store.replace(block)?;
                 let mut old = [0; MAX_BUNDLE];
                 replace.fetch_old(&mut old);
                 add_old(replace.old(), &mut tally);
                 if let Some(place) = &replace.old().place {
-                    let decoded = self.decode_whole(&place.stored, &old, &mut words);
+                    let decoded = self.decode_whole(block, place, &theirs, &old, &mut words);
                     if let Err(why) = decoded {
-                        let (why, entry) = (DeviceError::Damaged { block, why }, replace.old().clone());
+                        let entry = replace.old().clone();
                         drop(replace);
                         self.lose_damaged(owner, block, Some(&entry), &why);
                         return Err(why);
@@ -613,7 +672,7 @@ impl BlockService {
                 }
                 change(&mut words);
                 let mut bundle = Bundle::new();
-                self.encode(class, &words, &mut bundle);
+                self.encode(class, &theirs, &words, &mut bundle);
                 self.publish(block, replace, &bundle)?
             }
         };
@@ -626,12 +685,19 @@ impl BlockService {
     }
 
     /// Codes `block` anew as `class` says, if it holds data. A damaged one is poisoned.
-    pub(super) fn recode(&self, owner: Option<&Tensor>, class: Class, block: u64) -> Result<(), DeviceError> {
+    pub(super) fn recode(
+        &self,
+        owner: Option<&Tensor>,
+        class: Class<'_>,
+        block: u64,
+    ) -> Result<(), DeviceError> {
         self.compacting(|| self.recode_once(owner, class, block))
     }
 
-    fn recode_once(&self, owner: Option<&Tensor>, class: Class, block: u64) -> Result<(), DeviceError> {
+    fn recode_once(&self, owner: Option<&Tensor>, class: Class<'_>, block: u64) -> Result<(), DeviceError> {
         let Backing::Coded(store) = &self.backing else { return Ok(()) };
+        // Before the block is held.
+        let theirs = Theirs::of(class, block)?;
         let replace = match store.replace(block) {
             // It stays poisoned.
             Err(StoreError::Entry { .. }) => return Ok(()),
@@ -642,13 +708,13 @@ impl BlockService {
         replace.fetch_old(&mut bytes);
         let mut tally = Tally::default();
         add_old(replace.old(), &mut tally);
-        if let Err(why) = self.decode_whole(&place.stored, &bytes, &mut words) {
+        if let Err(why) = self.decode_whole(block, place, &theirs, &bytes, &mut words) {
             let entry = replace.old().clone();
             drop(replace);
-            self.lose_damaged(owner, block, Some(&entry), &DeviceError::Damaged { block, why });
+            self.lose_damaged(owner, block, Some(&entry), &why);
             return Ok(());
         }
-        self.encode(class, &words, &mut bundle);
+        self.encode(class, &theirs, &words, &mut bundle);
         let (old, new) = self.publish(block, replace, &bundle)?;
         let written = Written { block, words: &words, codec: class.codec, old, new, by: By::Maintenance };
         self.accounts.written(owner, &[], &written, &mut tally);
@@ -674,7 +740,7 @@ impl BlockService {
     pub(super) fn clear_poison(
         &self,
         owner: Option<&Tensor>,
-        class: Class,
+        class: Class<'_>,
         block: u64,
     ) -> Result<(), DeviceError> {
         let Some(store) = self.store() else { return Ok(()) };
@@ -782,7 +848,17 @@ fn decode(
 
 /// What is stored of a block that has such an entry, or none.
 fn read_from(entry: Option<&Entry>) -> ReadFrom {
-    if entry.is_some_and(|entry| entry.place.is_none()) { ReadFrom::Nothing } else { ReadFrom::Content }
+    match entry.map(|entry| &entry.place) {
+        Some(None) => ReadFrom::Nothing,
+        Some(Some(place)) if place.difference => ReadFrom::Difference,
+        _ => ReadFrom::Content,
+    }
+}
+
+/// That a block is a difference whose owner has no base.
+pub(super) fn no_base(block: u64) -> DeviceError {
+    let why = Damaged::Field { field: "difference of a block without a base", value: 1 };
+    StoreError::Entry { block, why }.into()
 }
 
 /// Damage is told apart from other errors.

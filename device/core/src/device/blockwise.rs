@@ -17,18 +17,21 @@ use lamina_store::cause::Why;
 pub(super) struct Blockwise<'d> {
     blocks: &'d BlockService,
     owner: Option<&'d Tensor>,
-    class: Class,
+    class: Class<'d>,
 }
 
 impl<'d> Blockwise<'d> {
     /// Blocks that no tensor owns.
     pub(super) fn opaque(blocks: &'d BlockService, codec: Codec) -> Self {
-        Self { blocks, owner: None, class: Class { format: Format::Opaque, codec } }
+        Self {
+            blocks,
+            owner: None,
+            class: Class { format: Format::Opaque, codec, base: None, by_itself: true },
+        }
     }
 
-    /// Blocks of a tensor.
-    pub(super) fn weights(blocks: &'d BlockService, tensor: &'d Tensor) -> Self {
-        let class = Class { format: tensor.info.format, codec: tensor.info.codec };
+    /// Blocks of a tensor, which are of this class.
+    pub(super) fn new(blocks: &'d BlockService, tensor: &'d Tensor, class: Class<'d>) -> Self {
         Self { blocks, owner: Some(tensor), class }
     }
 }
@@ -44,7 +47,10 @@ impl Coding for Blockwise<'_> {
         output: &mut Output<'_>,
         request: &mut Request<'_>,
     ) -> Result<ReadFrom, FetchError> {
-        self.blocks.read(self.class.format, wanted, output, request)
+        match self.blocks.read(self.class.format, wanted, output, request)? {
+            ReadFrom::Difference => Err(self.blocks.without_base(wanted.block)),
+            from => Ok(from),
+        }
     }
 
     fn write(&self, at: u64, data: &[u8], done: &mut usize) -> Result<(), DeviceError> {

@@ -3,7 +3,7 @@
 use crate::{stats::Stats, tensor::Tensor};
 use lamina_codec::{BLOCK_BYTES, block::Bundle};
 use lamina_store as store;
-use lamina_store::entry::Entry;
+use lamina_store::entry::{Entry, Place};
 
 /// For whom a block is coded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub(super) struct Charge {
 
 impl Charge {
     pub(super) fn of(entry: &Entry) -> Self {
-        let bypass = entry.place.as_ref().is_some_and(|place| place.stored.is_bypass());
+        let bypass = entry.place.as_ref().is_some_and(Place::is_bypass);
         Self { live: entry.place.is_some(), bypass, bytes: entry.charged() }
     }
 

@@ -11,15 +11,21 @@
 
 use std::{ops::Range, sync::Arc};
 
-use super::{Device, DeviceError, blockwise::Blockwise, scratch::Request, windows::KvWindows};
-use crate::{tensor::Tensor, window::Map};
+use super::{
+    Device, DeviceError, against::Against, blockwise::Blockwise, derived::Kindred, scratch::Request,
+    windows::KvWindows,
+};
+use crate::{
+    tensor::{Tensor, TensorInfo},
+    window::Map,
+};
 use lamina_codec::{BLOCK_BYTES, BlockWords, Codec, Form, format::Format, plane::PlaneMask};
 use lamina_store::{StoreError, cause::Why, entry::Entry};
 
 /// How the bytes of a region are coded.
 pub(super) trait Coding {
     /// Whether what is stored of a block can be read only as its owner's: then the map is held for
-    /// a read. So it is of KV windows, those of one block too.
+    /// a read. So it is of KV windows, those of one block too, and of differences to a base.
     fn needs_owner(&self) -> bool;
 
     /// Decodes the planes in `wanted.mask` of one block to `output`, all others zero. If it
@@ -99,6 +105,8 @@ pub(super) enum ReadFrom {
     /// Nothing is stored of the block. It is zeros, unless it is of a KV window by now, which may
     /// have coded its bytes into other blocks.
     Nothing,
+    /// What is stored of the block, which is the difference to its owner's base.
+    Difference,
 }
 
 /// Why a block was not read.
@@ -133,6 +141,8 @@ impl From<StoreError> for FetchError {
 pub(super) enum Region<'d> {
     /// Blocks by themselves: weights, and memory that no tensor owns.
     Blocks(Blockwise<'d>),
+    /// Likewise, of a tensor that is coded against another, or that another is coded against.
+    Kindred(Kindred<'d>),
     /// Windows of a KV tensor.
     Kv(KvWindows<'d>),
 }
@@ -144,7 +154,10 @@ impl<'d> Region<'d> {
         match owner {
             None => Self::Blocks(Blockwise::opaque(blocks, device.config.codec)),
             Some(tensor) => match &tensor.windows {
-                None => Self::Blocks(Blockwise::weights(blocks, tensor)),
+                None if tensor.lineage.base().is_some() || tensor.lineage.is_base() => {
+                    Self::Kindred(Kindred::new(blocks, tensor))
+                }
+                None => Self::Blocks(Blockwise::new(blocks, tensor, Class::of(&tensor.info))),
                 Some(shape) => Self::Kv(KvWindows::new(&device.windows, tensor, shape)),
             },
         }
@@ -153,6 +166,7 @@ impl<'d> Region<'d> {
     pub(super) fn coding(&self) -> &(dyn Coding + 'd) {
         match self {
             Self::Blocks(blocks) => blocks,
+            Self::Kindred(blocks) => blocks,
             Self::Kv(windows) => windows,
         }
     }
@@ -160,13 +174,29 @@ impl<'d> Region<'d> {
     pub(super) fn needs_owner(&self) -> bool {
         self.coding().needs_owner()
     }
+
+    /// Whether its blocks are coded together.
+    pub(super) const fn is_windowed(&self) -> bool {
+        matches!(self, Self::Kv(_))
+    }
 }
 
 /// How a block by itself is coded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Class {
+#[derive(Clone, Copy)]
+pub(super) struct Class<'a> {
     pub(super) format: Format,
     pub(super) codec: Codec,
+    /// What it may be stored as the difference to.
+    pub(super) base: Option<&'a Against<'a>>,
+    /// Whether it is to be stored by itself even so.
+    pub(super) by_itself: bool,
+}
+
+impl Class<'_> {
+    /// Of a tensor without a base.
+    pub(super) const fn of(info: &TensorInfo) -> Self {
+        Self { format: info.format, codec: info.codec, base: None, by_itself: true }
+    }
 }
 
 /// The tensor that owns `block`.

@@ -489,6 +489,7 @@ fn spec(name: &str, blocks: Range<usize>, layout: Layout) -> TensorSpec {
         format: Format::Bf16,
         layout,
         codec: None,
+        base: None,
     }
 }
 

@@ -87,6 +87,14 @@ pub enum DeviceError {
         /// What is wrong.
         why: BlockError,
     },
+    /// A block is the difference to one of its tensor's base that is lost.
+    #[error("block {block} (DPA {:#x}) is lost: {why}", block * BLOCK_BYTES as u64)]
+    BaseLost {
+        /// The block.
+        block: u64,
+        /// Whose difference to what it is, and why that is lost.
+        why: String,
+    },
     /// A tensor that cannot be, or is not.
     #[error(transparent)]
     Tensor(#[from] TensorError),

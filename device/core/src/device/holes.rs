@@ -104,6 +104,7 @@ mod tests {
             format: Format::Bf16,
             layout,
             codec: None,
+            base: None,
         };
         device.create_tensor(spec).unwrap();
         let end = (1 << 20) + (64 << 10);

@@ -88,6 +88,7 @@ fn weights() -> TensorSpec {
         format: Format::Bf16,
         layout: Layout::Weight,
         codec: None,
+        base: None,
     }
 }
 
@@ -179,7 +180,7 @@ pub(super) fn agree(device: &Device) {
 
 /// Each block of `found` is the one of `before` or the one of `after`; `found` is what holds from
 /// now on.
-fn settle(before: &mut Vec<u8>, after: &[u8], found: Vec<u8>) {
+pub(super) fn settle(before: &mut Vec<u8>, after: &[u8], found: Vec<u8>) {
     for (block, found) in found.chunks(BLOCK).enumerate() {
         let at = block * BLOCK..(block + 1) * BLOCK;
         assert!(found == &before[at.clone()] || found == &after[at], "block {block} is neither old nor new");
@@ -715,6 +716,17 @@ fn images_with_tables_of_nonsense_are_refused() {
     assert!(refused(&tables(&[tensor("a", 0)], view)).contains("none of the tensors"));
     let view = r#"{"tensor":"a","view":"e8m3","offset":18446744073709551615}"#;
     assert!(refused(&tables(&[tensor("a", 0)], view)).contains("lies at"));
+    // Bases that are not there, that are others, or that go round in a circle.
+    let against = |name: &str, dpa: u64, base: &str| {
+        let kind = format!(r#""kind":"derived","base":"{base}""#);
+        tensor(name, dpa).replace(r#""kind":"weight""#, &kind)
+    };
+    assert!(refused(&tables(&[against("a", 0, "b")], "")).contains("no tensor is called that"));
+    let other = tensor("b", 8192).replace("bf16", "fp16");
+    assert!(refused(&tables(&[against("a", 0, "b"), other], "")).contains("that has 4096 elements of fp16"));
+    let circle = [against("a", 0, "b"), against("b", 8192, "a")];
+    assert!(refused(&tables(&circle, "")).contains("no tensor has more"));
+    assert!(refused(&tables(&[against("a", 0, "a")], "")).contains("no tensor has more"));
 }
 
 #[test]

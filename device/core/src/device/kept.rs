@@ -15,18 +15,22 @@ use lamina_abi::{DIRECTORY_BYTES, VIEW_ALIGN};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::{Device, DeviceConfig, DeviceError, sources::Source};
+use super::{Device, DeviceConfig, DeviceError, bases, sources::Source};
 use crate::{
     counters::{Counted, Numbers, Slots, Traffic},
     layout::Layout,
     partition_table::PartitionTable,
-    tensor::{self, SourceId, SourceOf, Tensor, TensorInfo, TensorSpec, Transition},
+    tensor::{
+        self, Lineage, NoBase, SourceId, SourceOf, Tensor, TensorError, TensorInfo, TensorSpec, Transition,
+    },
     window::{Alias, Map},
 };
 use lamina_codec::{BLOCK_BYTES, Codec, format::Format, view::View};
 use lamina_store::{
     counters::Counters,
+    entry::Version,
     image::Image,
+    mode::Mode,
     tables::{Found, Tables},
 };
 
@@ -99,8 +103,8 @@ struct SavedTensor {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     shape: Vec<u64>,
     format: Format,
-    #[serde(default, skip_serializing_if = "is_usual")]
-    layout: Layout,
+    #[serde(default, skip_serializing_if = "SavedLayout::is_usual")]
+    layout: SavedLayout,
     codec: Codec,
     /// Its counters.
     counters: Option<usize>,
@@ -112,8 +116,42 @@ struct SavedTensor {
     source: Option<SourceId>,
 }
 
-fn is_usual(layout: &Layout) -> bool {
-    *layout == Layout::default()
+/// A tensor's layout, or that it is coded against another: a kind of layout that a program which
+/// does not know differences refuses.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum SavedLayout {
+    Derived(SavedBase),
+    Own(Layout),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind", deny_unknown_fields)]
+enum SavedBase {
+    Derived { base: String },
+}
+
+impl Default for SavedLayout {
+    fn default() -> Self {
+        Self::Own(Layout::default())
+    }
+}
+
+impl SavedLayout {
+    fn of(layout: Layout, base: Option<String>) -> Self {
+        base.map_or(Self::Own(layout), |base| Self::Derived(SavedBase::Derived { base }))
+    }
+
+    fn is_usual(&self) -> bool {
+        matches!(self, Self::Own(layout) if *layout == Layout::default())
+    }
+
+    fn split(self) -> (Layout, Option<String>) {
+        match self {
+            Self::Derived(SavedBase::Derived { base }) => (Layout::default(), Some(base)),
+            Self::Own(layout) => (layout, None),
+        }
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -146,6 +184,7 @@ impl Kept {
         let counters = Counters::open(&image, config.first_process, saved.counters_end())?;
         let counters = Arc::new(counters);
         let map = restore(saved, config, partition_table, &counters)?;
+        link_bases(&map, config.mode, image.superblock().version)?;
         Ok((Self { image, tables: Arc::new(tables), counters, loaded, sources, files, renumbered }, map))
     }
 
@@ -202,7 +241,7 @@ impl Change {
 }
 
 fn saved_tensor(tensor: &Arc<Tensor>) -> SavedTensor {
-    let TensorInfo { name, dpa, length, elements, shape, format, layout, codec } = tensor.info.clone();
+    let TensorInfo { name, dpa, length, elements, shape, format, layout, codec, base } = tensor.info.clone();
     SavedTensor {
         name,
         dpa,
@@ -210,7 +249,7 @@ fn saved_tensor(tensor: &Arc<Tensor>) -> SavedTensor {
         elements: Some(elements).filter(|elements| *elements != format.elements_in(length)),
         shape: if shape == [elements] { Vec::new() } else { shape },
         format,
-        layout,
+        layout: SavedLayout::of(layout, base),
         codec,
         counters: tensor.traffic.numbers.first,
         later_counters: tensor.traffic.numbers.later,
@@ -412,11 +451,13 @@ fn restore(
         let SavedTensor { name, dpa, length, elements, shape, format, layout, codec, .. } = saved_tensor;
         let (first, later) = (saved_tensor.counters, saved_tensor.later_counters);
         let source = saved_tensor.source;
-        let spec =
-            TensorSpec { name, dpa: Some(dpa), length, elements, shape, format, layout, codec: Some(codec) };
+        let (layout, base) = layout.split();
+        let (at, by) = (Some(dpa), Some(codec));
+        let spec = TensorSpec { name, dpa: at, length, elements, shape, format, layout, codec: by, base };
         let (elements, shape) = tensor::check(&spec)?;
-        let windows = tensor::windows(&spec)?.filter(|_| config.mode == lamina_store::mode::Mode::Trace);
-        let info = TensorInfo { name: spec.name, dpa, length, elements, shape, format, layout, codec };
+        let windows = tensor::windows(&spec)?.filter(|_| config.mode == Mode::Trace);
+        let TensorSpec { name, base, .. } = spec;
+        let info = TensorInfo { name, dpa, length, elements, shape, format, layout, codec, base };
         let part = partition_table.of_name(&info.name)?;
         let own = &partition_table.parts[part].base;
         let end = info.length.checked_next_multiple_of(BLOCK_BYTES as u64);
@@ -444,6 +485,7 @@ fn restore(
             traffic,
             source: SourceOf::new(source),
             transition: Transition::standing(),
+            lineage: Lineage::default(),
             number: draft.number(),
         };
         draft.add_tensor(&Arc::new(tensor), true);
@@ -472,6 +514,31 @@ fn restore(
         draft.add_alias(&Arc::new(Alias::new((tensor, number), view, (offset, length), traffic)));
     }
     Ok(draft.finish_all())
+}
+
+/// Gives the tensors of saved tables their bases. The tables may name any, and any image have them.
+fn link_bases(map: &Map, mode: Mode, version: Version) -> Result<(), TensorError> {
+    let refused = |info: &TensorInfo, base: &String, why| TensorError::Base {
+        name: info.name.clone(),
+        base: base.clone(),
+        why,
+    };
+    let derived = || map.tensors().filter_map(|tensor| Some((tensor, tensor.info.base.as_ref()?)));
+    for (tensor, name) in derived() {
+        bases::may_have(mode, version).map_err(|why| refused(&tensor.info, name, why))?;
+        let base = map.tensor(name).map_err(|_| refused(&tensor.info, name, NoBase::Unknown))?;
+        tensor.lineage.set_base(base.clone());
+        tensor.join_base();
+    }
+    // Bases that go round in a circle have no end, and so too many follow each other.
+    for (tensor, name) in derived() {
+        let base = tensor.lineage.base().expect("it was given one");
+        let why = tensor::refused_base(&tensor.info, tensor.part, base);
+        if let Some(why) = why {
+            return Err(refused(&tensor.info, name, why));
+        }
+    }
+    Ok(())
 }
 
 /// What an image's tables say, as a program before this saved it.

@@ -14,7 +14,17 @@ const VIEWS: u64 = 32 << 20;
 
 fn spec(name: &str, dpa: Option<u64>, length: u64) -> TensorSpec {
     let (name, format, layout) = (name.to_owned(), Format::Bf16, Layout::Weight);
-    TensorSpec { name, dpa, length, elements: None, shape: Vec::new(), format, layout, codec: None }
+    TensorSpec {
+        name,
+        dpa,
+        length,
+        elements: None,
+        shape: Vec::new(),
+        format,
+        layout,
+        codec: None,
+        base: None,
+    }
 }
 
 fn directory(device: &Device) -> Directory {

@@ -25,6 +25,7 @@ fn device(mode: Mode, observe: bool) -> Device {
                 format: Format::Bf16,
                 layout,
                 codec: None,
+                base: None,
             })
             .unwrap();
     }

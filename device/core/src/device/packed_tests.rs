@@ -39,6 +39,7 @@ fn layout(window: u32) -> KvLayout {
 
 fn lossy() -> TensorSpec {
     TensorSpec {
+        base: None,
         name: "k".to_owned(),
         dpa: Some(4 * BLOCK as u64),
         length: (ALL * ROW) as u64,

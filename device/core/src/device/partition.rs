@@ -252,7 +252,8 @@ impl Partition {
                 return Err(TensorError::PastCapacity { name, dpa, length, capacity });
             }
             let dpa = spec.dpa.map(|dpa| start + dpa);
-            Ok(TensorSpec { name: self.full_name(&spec.name), dpa, ..spec })
+            let base = spec.base.as_ref().map(|base| self.full_name(base));
+            Ok(TensorSpec { name: self.full_name(&spec.name), dpa, base, ..spec })
         });
         let specs = specs.collect::<Result<Vec<_>, _>>()?;
         let made = self.device.create_tensors(specs).map_err(|why| self.own(why))?;
@@ -368,6 +369,7 @@ impl Partition {
         };
         for tensor in &mut own.tensors {
             tensor.name = self.device.accounts.partition_table.own_name(&tensor.name).to_owned();
+            tensor.base_tensor = tensor.base_tensor.take().map(|base| self.own_name(&base));
             tensor.dpa -= self.part().base.start;
         }
         for view in &mut own.views {
@@ -403,7 +405,8 @@ impl Partition {
 
     fn own_tensor(&self, tensor: TensorInfo) -> TensorInfo {
         let dpa = tensor.dpa - self.part().base.start;
-        TensorInfo { name: self.own_name(&tensor.name), dpa, ..tensor }
+        let base = tensor.base.as_ref().map(|base| self.own_name(base));
+        TensorInfo { name: self.own_name(&tensor.name), dpa, base, ..tensor }
     }
 
     fn own_view(&self, view: ViewInfo) -> ViewInfo {
@@ -429,6 +432,11 @@ impl Partition {
             DeviceError::Damaged { block, why } => {
                 DeviceError::Damaged { block: block - start / BLOCK_BYTES as u64, why }
             }
+            // Why has the names and numbers of the whole device.
+            DeviceError::BaseLost { block, .. } => DeviceError::BaseLost {
+                block: block - start / BLOCK_BYTES as u64,
+                why: "it is the difference to a block of its tensor's base that is lost".to_owned(),
+            },
             DeviceError::Store(StoreError::Entry { block, why }) => {
                 StoreError::Entry { block: block - start / BLOCK_BYTES as u64, why }.into()
             }
@@ -475,6 +483,11 @@ impl Partition {
             }
             E::Kv { name, why } => E::Kv { name: own(name), why },
             E::Version { name, format } => E::Version { name: own(name), format },
+            E::Base { name, base, why } => E::Base { name: own(name), base: own(base), why },
+            E::IsBase { name, derived } => {
+                E::IsBase { name: own(name), derived: derived.into_iter().map(own).collect() }
+            }
+            E::IsDerived { name, base } => E::IsDerived { name: own(name), base: own(base) },
             // Names and places are checked before the device sees them.
             E::PastCapacity { name, .. } | E::NoPartition { name, .. } | E::OutsidePartition { name, .. } => {
                 E::Unknown { name: own(name) }

@@ -139,7 +139,12 @@ impl Device {
 
 /// Whether reading failed because what is stored is damaged.
 pub(super) fn is_damage(why: &DeviceError) -> bool {
-    matches!(why, DeviceError::Damaged { .. } | DeviceError::Store(StoreError::Entry { .. }))
+    matches!(
+        why,
+        DeviceError::Damaged { .. }
+            | DeviceError::BaseLost { .. }
+            | DeviceError::Store(StoreError::Entry { .. })
+    )
 }
 
 /// The blocks that a base range touches.

@@ -35,6 +35,7 @@ fn wide(device: &Device) {
         format: Format::Bf16,
         layout: Layout::Kv(KvLayout::rows(4096, u32::try_from(TOKENS).unwrap())),
         codec: None,
+        base: None,
     };
     device.create_tensor(spec).unwrap();
 }

@@ -134,6 +134,10 @@ impl Device {
         };
         drop(held);
         let read = match read {
+            // Another owner's coding may know what to make of it.
+            Err(FetchError::Damaged { .. }) if !self.is_owned_by(tensor, wanted.block) => {
+                Err(FetchError::Stale)
+            }
             Err(FetchError::Damaged { entry, why }) => {
                 self.settle_damage(wanted.block, entry.as_deref(), &why).map(|()| {
                     output.form = Form::Words;
@@ -144,6 +148,11 @@ impl Device {
             read => read,
         };
         read.inspect_err(|_| request.tally = before)
+    }
+
+    /// Whether `block` is `tensor`'s, or nobody's, now.
+    fn is_owned_by(&self, tensor: Option<&Arc<Tensor>>, block: u64) -> bool {
+        owner(&self.map.read(), block).map(Arc::as_ptr) == tensor.map(Arc::as_ptr)
     }
 
     /// Makes sure that a block of which nothing was found was no KV window's meanwhile: if the map
@@ -181,7 +190,7 @@ impl Device {
     ) -> Result<(), FetchError> {
         let map = self.map.read();
         let owner = owner(&map, block);
-        if Region::of(self, owner).needs_owner()
+        if Region::of(self, owner).is_windowed()
             || !self.blocks.lose_damaged(owner.map(|tensor| &**tensor), block, entry, why)
         {
             return Err(FetchError::Stale);

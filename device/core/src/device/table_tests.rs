@@ -14,7 +14,7 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 
 fn spec(name: &str, dpa: u64, length: u64, format: Format, layout: Layout) -> TensorSpec {
     let (name, dpa, codec) = (name.to_owned(), Some(dpa), None);
-    TensorSpec { name, dpa, length, elements: None, shape: Vec::new(), format, layout, codec }
+    TensorSpec { name, dpa, length, elements: None, shape: Vec::new(), format, layout, codec, base: None }
 }
 
 fn weights(name: &str, dpa: u64, length: u64) -> TensorSpec {

@@ -18,17 +18,18 @@
 //!   directory is the same to the byte. What was coded anew is coded back as far as there is room.
 //!   If there is no room even for the removal, the tensor is listed: it is whole, and some of its
 //!   blocks stay coded as they were.
-//! * A tensor is removed in this order:
+//! * A tensor is removed in this order, unless others are coded against it:
 //!   1. It is marked as leaving: from then on its windows are coded block by block, and every store
-//!      closes the window it goes to.
-//!   2. All its windows are coded so.
+//!      closes the window it goes to. Blocks of a tensor with a base are coded by themselves.
+//!   2. All its windows are coded so, and all its differences.
 //!   3. Its blocks are charged to nobody.
 //!   4. The tables and the map forget it and its views.
 //!
 //!   What fails leaves it there, with windows that are coded block by block until they are written.
-//! * So the tables name the tensor of every coded window, whenever the process dies. A tensor that
-//!   was being made or removed is there afterwards, unless the last step of its removal was done.
-//!   Its blocks say how they are coded, and the accounts are made anew from them.
+//! * So the tables name the tensor of every coded window and of every difference, whenever the
+//!   process dies. A tensor that was being made or removed is there afterwards, unless the last
+//!   step of its removal was done. Its blocks say how they are coded, and the accounts are made anew
+//!   from them.
 //! * Who makes or removes a tensor holds its turn from the first step to the last. Who wants its
 //!   name, its range or its removal meanwhile waits for the turn, and holds nothing else.
 
@@ -41,13 +42,14 @@ use parking_lot::RwLockWriteGuard;
 
 use super::{
     Device, DeviceError,
+    bases::is_no_base,
     charge::{Charge, hand_back, take_over},
     coding::is_current,
     kept::Change,
 };
 use crate::{
     stats::Stats,
-    tensor::{self, SourceId, SourceOf, Tensor, TensorError, TensorInfo, TensorSpec, Transition},
+    tensor::{self, Lineage, SourceId, SourceOf, Tensor, TensorError, TensorInfo, TensorSpec, Transition},
     window::{Alias, Draft, Map, ViewInfo},
 };
 use lamina_codec::{
@@ -65,11 +67,11 @@ pub(super) const MAX_BLOCKS_A_HOLD: u64 = 512;
 pub const MAX_AT_ONCE: usize = 1 << 17;
 
 /// A tensor to be made, but for its place.
-struct Checked {
-    info: TensorInfo,
+pub(super) struct Checked {
+    pub(super) info: TensorInfo,
     /// The place that was asked for.
     dpa: Option<u64>,
-    part: usize,
+    pub(super) part: usize,
     windows: Option<Shape>,
 }
 
@@ -122,6 +124,7 @@ impl Device {
         }
         let next = draft.finish();
         self.keep(&next, Change::made(&tensors))?;
+        tensors.iter().for_each(Tensor::join_base);
         replace(guard, next);
         if are_empty {
             return Ok(infos);
@@ -160,17 +163,17 @@ impl Device {
     }
 
     /// Checks all of `spec` but its place.
-    fn check(&self, spec: TensorSpec) -> Result<Checked, DeviceError> {
+    pub(super) fn check(&self, spec: TensorSpec) -> Result<Checked, TensorError> {
         let (elements, shape) = tensor::check(&spec)?;
         if !self.holds(spec.format) {
-            return Err(TensorError::Version { name: spec.name, format: spec.format }.into());
+            return Err(TensorError::Version { name: spec.name, format: spec.format });
         }
         let windows = tensor::windows(&spec)?.filter(|_| self.config.mode == Mode::Trace);
         self.check_lossy(&spec)?;
         let part = self.accounts.partition_table.of_name(&spec.name)?;
-        let TensorSpec { name, dpa, length, format, layout, codec, .. } = spec;
+        let TensorSpec { name, dpa, length, format, layout, codec, base, .. } = spec;
         let codec = codec.unwrap_or(self.config.codec);
-        let info = TensorInfo { name, dpa: 0, length, elements, shape, format, layout, codec };
+        let info = TensorInfo { name, dpa: 0, length, elements, shape, format, layout, codec, base };
         Ok(Checked { info, dpa, part, windows })
     }
 
@@ -191,7 +194,8 @@ impl Device {
     ///
     /// # Errors
     /// [`DeviceError::Tensor`] if there is none of this name. A KV tensor's windows are coded block
-    /// by block first: [`DeviceError::Store`] if there is no room for that; then it stays.
+    /// by block first, and what is stored as differences by itself: [`DeviceError::Store`] if there
+    /// is no room for that; then it stays. So does one that others are coded against.
     pub fn remove_tensor(&self, name: &str) -> Result<(), DeviceError> {
         loop {
             let tensor = self.map().tensor(name)?.clone();
@@ -282,7 +286,11 @@ impl Device {
 
     /// Resizes a tensor whose turn the caller has.
     fn resize(&self, old: &Arc<Tensor>, length: u64) -> Result<TensorInfo, DeviceError> {
-        let TensorInfo { name, dpa, format, layout, codec, .. } = old.info.clone();
+        is_no_base(old)?;
+        let TensorInfo { name, dpa, format, layout, codec, base, .. } = old.info.clone();
+        if let Some(base) = base {
+            return Err(TensorError::IsDerived { name, base }.into());
+        }
         let shape = resized(&old.info, length)?;
         let spec = TensorSpec {
             name,
@@ -293,6 +301,7 @@ impl Device {
             format,
             layout,
             codec: Some(codec),
+            base: None,
         };
         let Checked { info, part, windows, .. } = self.check(spec)?;
         let info = TensorInfo { dpa, ..info };
@@ -345,6 +354,8 @@ impl Device {
                 continue;
             }
             self.free_behind(&guard, old, info)?;
+            // Somebody may have derived a tensor from it meanwhile.
+            is_no_base(old)?;
             let mut draft = guard.draft();
             let views: Vec<_> = guard.aliases_of(old).cloned().collect();
             let new = Arc::new(Tensor {
@@ -355,6 +366,7 @@ impl Device {
                 traffic: Arc::clone(&old.traffic),
                 source: SourceOf::new(old.source.get()),
                 transition: Transition::making(),
+                lineage: Lineage::default(),
                 number: draft.number(),
             });
             new.transition.set_charged(0..kept);
@@ -526,7 +538,10 @@ impl Device {
             let mut tensors = Vec::with_capacity(checked.len());
             for one in checked {
                 match self.place(draft.map(), one) {
-                    Ok(dpa) => tensors.push(self.put(&mut draft, one, dpa, source)),
+                    Ok(dpa) => {
+                        let base = self.base_of(&guard, one)?;
+                        tensors.push(self.put(&mut draft, one, dpa, source, base));
+                    }
                     Err(why) => {
                         let Some(busy) = in_the_way(&guard, one.part, &why) else { return Err(why.into()) };
                         drop(guard);
@@ -539,7 +554,14 @@ impl Device {
         }
     }
 
-    fn put(&self, draft: &mut Draft, checked: &Checked, dpa: u64, source: Option<SourceId>) -> Arc<Tensor> {
+    fn put(
+        &self,
+        draft: &mut Draft,
+        checked: &Checked,
+        dpa: u64,
+        source: Option<SourceId>,
+        base: Option<Arc<Tensor>>,
+    ) -> Arc<Tensor> {
         let Checked { info, part, windows, .. } = checked;
         let tensor = Arc::new(Tensor {
             info: TensorInfo { dpa, ..info.clone() },
@@ -549,6 +571,7 @@ impl Device {
             traffic: self.new_traffic(),
             source: SourceOf::new(source),
             transition: Transition::making(),
+            lineage: Lineage::of(base),
             number: draft.number(),
         });
         draft.add_tensor(&tensor, false);
@@ -569,6 +592,7 @@ impl Device {
     fn unmake(&self, tensors: &[Arc<Tensor>]) -> Result<(), DeviceError> {
         {
             let _alone = self.alone();
+            tensors.iter().try_for_each(|tensor| is_no_base(tensor))?;
             for tensor in tensors {
                 tensor.transition.set_leaving(true);
             }
@@ -581,8 +605,10 @@ impl Device {
         self.forget_closed(tensors).inspect_err(|_| tensors.iter().for_each(|tensor| self.charge_to(tensor)))
     }
 
-    /// Codes their windows block by block.
+    /// Codes their windows block by block, and their differences by themselves.
     fn uncode(&self, tensors: &[Arc<Tensor>]) -> Result<(), DeviceError> {
+        let mut derived = tensors.iter().filter(|tensor| tensor.lineage.base().is_some());
+        derived.try_for_each(|tensor| self.uncode_differences(tensor))?;
         let windowed = tensors.iter().filter_map(|tensor| Some((tensor, tensor.windows.as_ref()?)));
         windowed.into_iter().try_for_each(|(tensor, shape)| self.uncode_windows(tensor, shape))
     }
@@ -610,6 +636,7 @@ impl Device {
         #[cfg(test)]
         super::holds::may_fail(super::holds::Step::Forget)?;
         self.keep(&next, Change::removed(tensors))?;
+        tensors.iter().for_each(Tensor::leave_base);
         replace(guard, next);
         Ok(true)
     }

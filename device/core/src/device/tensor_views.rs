@@ -108,7 +108,8 @@ impl Device {
         }
     }
 
-    /// Bytes that are stored of what `range` of a view shows: those that reading it once fetches.
+    /// Bytes that are stored of what `range` of a view shows: those that reading it once fetches,
+    /// of bases too.
     ///
     /// # Errors
     /// [`DeviceError::Store`] where the index is damaged.
@@ -126,7 +127,14 @@ impl Device {
                 let select = |stored: &Stored| {
                     if super::blocks::fits(stored, format) { mask } else { PlaneMask(u32::MAX) }
                 };
-                bytes += store.fetch(block, select, &mut bundle)?.bytes;
+                let (mut tensor, mut block) = (&view.alias.tensor, block);
+                loop {
+                    let fetched = store.fetch(block, select, &mut bundle)?;
+                    bytes += fetched.bytes;
+                    let is_difference = fetched.entry.place.is_some_and(|place| place.difference);
+                    let Some(base) = tensor.lineage.base().filter(|_| is_difference) else { break };
+                    (tensor, block) = (base, block - tensor.blocks().start + base.blocks().start);
+                }
             }
         }
         Ok(bytes)

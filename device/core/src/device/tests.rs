@@ -21,7 +21,17 @@ fn device(mode: Mode, codec: Codec) -> Device {
 
 fn spec(name: &str, dpa: Option<u64>, length: u64, format: Format) -> TensorSpec {
     let (name, layout) = (name.to_owned(), Layout::Weight);
-    TensorSpec { name, dpa, length, elements: None, shape: Vec::new(), format, layout, codec: None }
+    TensorSpec {
+        name,
+        dpa,
+        length,
+        elements: None,
+        shape: Vec::new(),
+        format,
+        layout,
+        codec: None,
+        base: None,
+    }
 }
 
 /// Bytes that look like `format`'s values more or less, the same for the same seed.

@@ -49,6 +49,21 @@ impl Device {
         Ok(())
     }
 
+    /// Codes what a tensor that is leaving has as differences by itself, so that its blocks can be
+    /// read without it.
+    pub(super) fn uncode_differences(&self, tensor: &Arc<Tensor>) -> Result<(), DeviceError> {
+        let blocks = tensor.blocks();
+        let mut at = blocks.start;
+        while let Some(touched) = self.blocks.touched(at..blocks.end) {
+            at = touched.end;
+            for block in touched {
+                let _map = self.map.read();
+                Region::of(self, Some(tensor)).coding().release(block)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Whether any window of a tensor is open.
     pub(super) fn has_open_windows(&self, tensor: &Tensor) -> bool {
         self.windows.has_open(tensor)
@@ -58,7 +73,7 @@ impl Device {
     /// window. The caller holds `map`, and so who owns the block.
     pub(super) fn recode(&self, map: &Map, block: u64) -> Result<(), DeviceError> {
         let region = Region::of(self, owner(map, block));
-        if region.needs_owner() { Ok(()) } else { region.coding().recode(block) }
+        if region.is_windowed() { Ok(()) } else { region.coding().recode(block) }
     }
 
     /// What `block` is charged now.

@@ -48,9 +48,13 @@ fn a_snapshot_of_version_1_is_restored_served_and_upgraded() {
         format: Format::Fp4E2m1,
         layout: crate::layout::Layout::default(),
         codec: None,
+        base: None,
     };
     let refused = device.create_tensor(spec("new")).unwrap_err().to_string();
     assert!(refused.contains("new: an image of version 1 has no blocks of fp4_e2m1"), "{refused}");
+    let refused = TensorSpec { format: Format::Bf16, base: Some("w".into()), ..spec("new") };
+    let refused = device.create_tensor(refused).unwrap_err().to_string();
+    assert!(refused.contains("an image of version 1 has no differences"), "{refused}");
     // It is written as it was, too.
     let own = bytes(6, BLOCK);
     device.write_base((15 * BLOCK) as u64, &own).unwrap();

@@ -38,6 +38,7 @@ fn cache(device: &Device, name: &str) -> TensorInfo {
         format: Format::Bf16,
         layout: Layout::Kv(KvLayout::rows(64, 128)),
         codec: None,
+        base: None,
     };
     device.create_tensor(spec).unwrap()
 }
@@ -288,6 +289,7 @@ fn a_tensor_takes_over_what_is_there_and_leaves_it() {
             format: Format::Bf16,
             layout: Layout::Kv(layout),
             codec: None,
+            base: None,
         };
         device.create_tensor(spec).unwrap();
         assert!(device.stats().kv_windows.coded_deltas + device.stats().kv_windows.coded_channels > 0);
@@ -455,6 +457,7 @@ fn a_reader_whose_cache_is_gone_reads_again_and_poisons_nothing() {
             format,
             layout,
             codec: None,
+            base: None,
         };
         device.create_tensor(spec("k", Format::Bf16, layout)).unwrap();
         device.write_base(0, &rows(9, length)).unwrap();

@@ -14,7 +14,7 @@ use super::manifest::{Content, Literals, Manifest, Model, decode, tensor_name};
 use super::plan::{entry, is_bad};
 use super::precision::spelled;
 use crate::device::{Device, Source};
-use crate::load::{LoadOptions, drop_tensor, full_name};
+use crate::load::{LoadOptions, drop_tensor, full_name, is_no_base};
 use crate::model::ModelFile;
 use crate::tensor::SourceId;
 
@@ -59,8 +59,8 @@ pub fn keep_checkpoint(
     let within = full_name("", options);
     let files = vec![entry(&file_name, file, &within, &mut literals)?];
     let views = options.views.iter().filter(|view| spelled(view).is_ok()).cloned().collect();
-    let id_of_model = free_id(device, &name);
-    let manifest = Manifest { name, id: id_of_model, files, views, maps: std::collections::BTreeMap::new() };
+    let (own, maps) = (free_id(device, &name), std::collections::BTreeMap::new());
+    let manifest = Manifest { name, id: own, files, views, maps, base: None };
     let bytes = zstd::bulk::compress(&manifest.encode(&literals)?, LEVEL)
         .map_err(|why| manifest.wrong(why.to_string()))?;
     if bytes.len() > MAX_KEPT {
@@ -116,6 +116,7 @@ pub(super) fn remove(
 ) -> Result<(), FilesError> {
     let sources = device.sources_of_tensors();
     let own: Vec<_> = manifest.tensors().filter(|name| sources.get(*name) == Some(&Some(id))).collect();
+    own.iter().try_for_each(|tensor| is_no_base(device, tensor))?;
     if let Some(source) = device.source(id) {
         device.set_source(id, Source { contents: None, ..source })?;
     }

@@ -7,6 +7,7 @@ use super::plan::{MAX_FILES, MAX_NAME};
 use crate::device::DeviceError;
 use crate::load::LoadError;
 use crate::model::ModelError;
+use crate::tensor::NoBase;
 use lamina_codec::view::ViewError;
 
 /// Why a model's files cannot be loaded or shown.
@@ -21,6 +22,24 @@ pub enum FilesError {
     /// The device refuses.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// A device that stores no differences.
+    #[error("nothing can be stored as the difference to {base}: {why}")]
+    Base {
+        /// The model that was to be the base.
+        base: String,
+        /// Why not.
+        why: NoBase,
+    },
+    /// A base that has nothing in common with the model.
+    #[error(
+        "no tensor of {name} has the name, the format and the shape of one of {base}: load it without a base"
+    )]
+    NothingDerived {
+        /// The model.
+        name: String,
+        /// What was to be its base.
+        base: String,
+    },
     /// A name that cannot be one.
     #[error(
         "{name:?} cannot name a {what}: 1 to {MAX_NAME} bytes without `/`, `@` and control characters, and neither `.` nor `..`"

@@ -8,11 +8,12 @@ use twox_hash::xxhash3_128::Hasher;
 
 use super::FilesError;
 use super::checkpoints;
+use super::derive::{Apart, Bases};
 use super::manifest::{Found, Literals, MARK, Manifest, Model, model_of, read, tensor_name};
 use super::map::PrecisionMap;
-use super::plan::ModelPlan;
+use super::plan::{ModelPlan, PlannedFile};
 use crate::device::{Device, DeviceError, Places};
-use crate::load::{KvRule, LoadError, LoadOptions, Progress, drop_tensor, load_from, source_of};
+use crate::load::{KvRule, LoadError, LoadOptions, Progress, drop_tensor, is_no_base, load_from, source_of};
 use crate::tensor::TensorSpec;
 use lamina_codec::format::Format;
 
@@ -26,6 +27,8 @@ pub struct Loading {
     pub views: Vec<String>,
     /// Maps of precisions, by name.
     pub maps: BTreeMap<String, PrecisionMap>,
+    /// A model of the device: tensors that it has too are stored as differences to its.
+    pub base: Option<String>,
 }
 
 /// The models that the device holds. What was not loaded whole, or not removed whole, is removed
@@ -55,7 +58,7 @@ pub fn held(device: &Device) -> Result<Vec<Model>, FilesError> {
 }
 
 /// Loads a model, telling `progress` after each piece, which may stop it. What was made until an
-/// error is removed again.
+/// error is removed again. With a base, the tensors that are stored by themselves are told too.
 ///
 /// # Errors
 ///
@@ -65,7 +68,7 @@ pub fn load(
     plan: &ModelPlan,
     loading: &Loading,
     progress: impl Fn(Progress<'_>) -> ControlFlow<()> + Sync,
-) -> Result<Model, FilesError> {
+) -> Result<(Model, Vec<Apart>), FilesError> {
     let own = tensor_name(&plan.name);
     if device.place_of(&own).is_some()
         || checkpoints::held(device).iter().any(|model| model.manifest.name == plan.name)
@@ -76,7 +79,13 @@ pub fn load(
     if let Some(remark) = plan.configuration_remark() {
         tracing::warn!("{}: {remark}", plan.name);
     }
-    let (manifest, literals) = plan.manifest(free_id(device, &plan.name), &loading.views, &loading.maps)?;
+    let (bases, apart) = match &loading.base {
+        Some(base) => Bases::of(device, &held_by_name(device, base)?, plan)?,
+        None => (Bases::default(), Vec::new()),
+    };
+    let (mut manifest, literals) =
+        plan.manifest(free_id(device, &plan.name), &loading.views, &loading.maps)?;
+    manifest.base.clone_from(&loading.base);
     let bytes = manifest.encode(&literals)?;
     drop(literals);
     let tensors = plan.files.iter().flat_map(|file| {
@@ -98,20 +107,39 @@ pub fn load(
         }
     };
     let loaded = write(device, &own, places[0], &bytes)
-        .and_then(|()| load_files(device, plan, &places[1..], &progress))
+        .and_then(|()| load_files(device, plan, &places[1..], &bases, &progress))
         .and_then(|()| mark(device, &own, true))
         .and_then(|()| whole(device, &own));
-    loaded.inspect_err(|_| {
+    loaded.map(|model| (model, apart)).inspect_err(|_| {
         if let Err(why) = remove_tensors(device, &manifest, |_, _| Ok(())) {
             tracing::error!("what was loaded of {} stays until the next start: {why}", plan.name);
         }
     })
 }
 
+/// The model of this name that the device holds.
+fn held_by_name(device: &Device, name: &str) -> Result<Model, FilesError> {
+    let found = match device.place_of(&tensor_name(name)) {
+        Some(_) => match read(device, &tensor_name(name))? {
+            Found::Whole(model) => Some(*model),
+            Found::Unfinished(_) | Found::Blank => None,
+        },
+        None => checkpoints::held(device).into_iter().find(|model| model.manifest.name == name),
+    };
+    found.ok_or_else(|| FilesError::Unknown { name: name.to_owned() })
+}
+
+/// How the tensors of a file are loaded.
+pub(super) fn options_of(file: &PlannedFile, bases: Bases) -> LoadOptions {
+    let (within, kv) = (Some(file.within.clone()), KvRule::by_name().to_vec());
+    LoadOptions { within, kv, bases: bases.0, ..LoadOptions::default() }
+}
+
 fn load_files(
     device: &Device,
     plan: &ModelPlan,
     mut places: &[u64],
+    bases: &Bases,
     progress: &(impl Fn(Progress<'_>) -> ControlFlow<()> + Sync),
 ) -> Result<(), FilesError> {
     let total = plan.tensor_bytes();
@@ -123,8 +151,7 @@ fn load_files(
         if count == 0 {
             continue;
         }
-        let kv = KvRule::by_name().to_vec();
-        let options = LoadOptions { within: Some(file.within.clone()), kv, ..LoadOptions::default() };
+        let options = options_of(file, bases.clone());
         let reported =
             |now: Progress<'_>| progress(Progress { bytes: before + now.bytes, total, tensor: now.tensor });
         let source = device.note_source(source_of(&file.file));
@@ -151,12 +178,22 @@ pub fn remove(
     }
 }
 
+/// That a model can be removed: no tensor is coded against one of its own.
+///
+/// # Errors
+///
+/// Which are.
+pub fn may_go(device: &Device, model: &Model) -> Result<(), FilesError> {
+    Ok(model.manifest.tensors().try_for_each(|tensor| is_no_base(device, tensor))?)
+}
+
 fn remove_tensors(
     device: &Device,
     manifest: &Manifest,
     drop: impl Fn(u64, u64) -> Result<(), FilesError>,
 ) -> Result<(), FilesError> {
     let own = tensor_name(&manifest.name);
+    manifest.tensors().try_for_each(|tensor| is_no_base(device, tensor))?;
     if device.place_of(&own).is_some() {
         mark(device, &own, false)?;
     }
@@ -201,6 +238,7 @@ fn write(device: &Device, own: &str, dpa: u64, bytes: &[u8]) -> Result<(), Files
         format: Format::Opaque,
         layout: crate::layout::Layout::default(),
         codec: None,
+        base: None,
     };
     device.create_tensor(spec)?;
     // What of an earlier one lies there must not be taken for this one.

@@ -44,6 +44,9 @@ pub struct Manifest {
     pub views: Vec<String>,
     /// The maps of precisions, by name.
     pub maps: BTreeMap<String, PrecisionMap>,
+    /// The model that it was loaded against.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
 }
 
 /// A file of a model.

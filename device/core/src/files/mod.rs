@@ -9,11 +9,14 @@
 //! * A [checkpoint](checkpoints) whose tensors lie on the device under their own names keeps its
 //!   manifest with the device's tables instead, so that the base window is what was asked for.
 //! * A file that is no checkpoint is passed through, as one tensor of bytes under `NAME/.lamina/`.
+//! * A model may be loaded against another: tensors that both have are stored as
+//!   [differences](derive).
 //! * A file at another [precision] is computed when it is read. At bf16, block-scaled tensors are
 //!   put together ([`expand`]).
 
 mod checkpoints;
 mod config;
+mod derive;
 mod error;
 mod expand;
 mod layout;
@@ -24,9 +27,10 @@ mod plan;
 mod precision;
 
 pub use self::checkpoints::keep_checkpoint;
+pub use self::derive::Apart;
 pub use self::error::FilesError;
 pub use self::layout::{FileLayout, Read};
-pub use self::load::{Loading, held, load, remove};
+pub use self::load::{Loading, held, load, may_go, remove};
 pub use self::manifest::{FileEntry, Manifest, Model};
 pub use self::map::{MapRule, PrecisionMap};
 pub use self::plan::{MAX_FILES, ModelPlan, name_of};

@@ -260,7 +260,7 @@ impl ModelPlan {
         let files = self.files.iter().map(|file| entry(&file.path, &file.file, &file.within, &mut literals));
         let files = files.collect::<Result<_, _>>()?;
         let (name, views, maps) = (self.name.clone(), views.to_vec(), maps.clone());
-        Ok((Manifest { name, id, files, views, maps }, literals))
+        Ok((Manifest { name, id, files, views, maps, base: None }, literals))
     }
 
     /// Refuses views that there are not, and maps whose rules match nothing.

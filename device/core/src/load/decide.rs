@@ -108,10 +108,17 @@ pub fn drop_unfinished(device: &Device) -> Result<BTreeSet<String>, LoadError> {
 /// Removes a tensor and what it holds. Interrupted, the rest can be removed later.
 pub(crate) fn drop_tensor(device: &Device, name: &str) -> Result<(), LoadError> {
     let Some((dpa, length)) = device.place_of(name) else { return Ok(()) };
+    // What it holds must not go first.
+    is_no_base(device, name)?;
     let length = length.next_multiple_of(BLOCK_BYTES as u64);
     // In this order, because what a full store holds of KV windows could not be coded anew.
     let dropped = device.discard(dpa, length).and_then(|()| device.remove_tensor(name));
     dropped.map_err(|source| LoadError::Device { tensor: name.to_owned(), source })
+}
+
+/// That no tensor is coded against the one of this name.
+pub(crate) fn is_no_base(device: &Device, name: &str) -> Result<(), LoadError> {
+    device.is_no_base(name).map_err(|source| LoadError::Device { tensor: name.to_owned(), source })
 }
 
 /// Decides what becomes of checkpoints, in their order. Files that have to be compared are read,
@@ -169,6 +176,7 @@ fn decide_one(
         device.sources_of_tensors().into_iter().filter(|(name, _)| names.contains(name)).collect();
     if there.is_empty() || options.replace {
         let replacing: BTreeSet<_> = there.into_keys().collect();
+        replacing.iter().try_for_each(|tensor| is_no_base(device, tensor))?;
         placing.removed.extend(replacing.iter().cloned());
         let places = places(device, model, options, &placing.removed, &mut placing.taken)?;
         return Ok(Decision::Load { replacing, places });

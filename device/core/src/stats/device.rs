@@ -165,6 +165,11 @@ counters! {
             refused_view_bytes: Counter at First(27) => refused_view_bytes "refused_view_store" Bytes;
             /// Reads that met damaged stored bytes.
             damaged_reads: Counter at First(28) => damaged_reads "damaged_reads" Count;
+            /// Blocks read that are stored as differences to a base: each fetched the base's too.
+            differences_read: Counter at Later(53) => differences_read "differences_read" Count;
+            /// Stored bytes of bases fetched to read or code differences; those of reads are among
+            /// the bytes fetched for them.
+            base_bytes_fetched: Counter at Later(54) => base_bytes_fetched "base_fetched" Bytes;
         }
         computed {
             /// Blocks that are poisoned now.

@@ -199,7 +199,7 @@ impl Stats {
 fn each(entry: &Entry, mut count: impl FnMut(Which, i64)) {
     let Some(place) = &entry.place else { return };
     count(Which::Heads, i64::try_from(place.stored.head_bytes()).expect("less than a block"));
-    let bypass = place.stored.is_bypass();
+    let bypass = place.is_bypass();
     if bypass {
         count(Which::BypassBlocks, 1);
     }

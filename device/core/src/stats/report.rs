@@ -80,6 +80,8 @@ figures! {
             elements: u64;
             /// Its place in the base window.
             dpa: u64;
+            /// The tensor that its blocks may be stored as differences to.
+            base_tensor: Option<String>;
             /// Reads through the base window.
             base: TrafficReport;
         }
@@ -121,6 +123,7 @@ impl TensorReport {
             shape: info.shape.clone(),
             elements: info.elements,
             dpa: info.dpa,
+            base_tensor: info.base.clone(),
             base: tensor.traffic.report(&given.compared),
             logical_bytes: info.length,
             stored_bytes,

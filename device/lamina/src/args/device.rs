@@ -1,5 +1,6 @@
 //! What a device is made of, for every command that makes one.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -134,6 +135,7 @@ impl DeviceArgs {
             formats: self.format.clone(),
             partition: None,
             within: None,
+            bases: BTreeMap::new(),
             replace: self.replace,
         }
     }

@@ -96,13 +96,19 @@ Examples:
       lamina load model.gguf
       lamina load model.gguf --in ~/lamina
   By the API of one, under another name:
-      lamina load model.gguf --as other --api 127.0.0.1:8080")]
+      lamina load model.gguf --as other --api 127.0.0.1:8080
+  A fine-tune of a model that is there: what is the same is stored once
+      lamina load tuned.safetensors --base model")]
 pub(crate) struct LoadModel {
     /// A safetensors, GGUF or .npy file, an index of shards, or a directory with such.
     pub(crate) model: PathBuf,
     /// What it is called [default: as the file or the directory].
     #[arg(long = "as", value_name = "NAME")]
     pub(crate) name: Option<String>,
+    /// A model that is there: tensors that both have, by name, format and shape, are stored as the
+    /// difference to its, and it cannot be removed before this one.
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) base: Option<String>,
     #[command(flatten)]
     pub(crate) shown: Shown,
     #[command(flatten)]

@@ -241,6 +241,7 @@ mod tests {
             format: Format::Bf16,
             layout: Layout::Weight,
             codec: None,
+            base: None,
         };
         device.create_tensor(spec).unwrap();
         let data: Vec<u8> =
@@ -301,6 +302,7 @@ mod tests {
             format: Format::Bf16,
             layout: Layout::Kv("64,128".parse().unwrap()),
             codec: None,
+            base: None,
         };
         device.create_tensor(spec).unwrap();
         // Windows are 16 KiB: one row after the other, then a flush.

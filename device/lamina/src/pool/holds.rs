@@ -72,6 +72,7 @@ impl Holds {
             format,
             layout: self.kv.as_ref().map_or(Layout::Weight, |kv| Layout::Kv(kv.layout)),
             codec: None,
+            base: None,
         })?;
         Handle::current().block_on(async {
             // That of a pool that was there before. If it cannot go, the next says why.

@@ -57,6 +57,7 @@ fn spec(name: &str, dpa: u64, layout: Layout) -> TensorSpec {
         format: Format::Bf16,
         layout,
         codec: None,
+        base: None,
     }
 }
 

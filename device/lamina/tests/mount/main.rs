@@ -13,3 +13,4 @@ mod precisions;
 mod scaled;
 mod served;
 mod tools;
+mod tuned;

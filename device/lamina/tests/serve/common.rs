@@ -271,6 +271,7 @@ pub(crate) fn spec(name: &str, dpa: u64, length: usize) -> TensorSpec {
         format: Format::Bf16,
         layout: lamina_device::layout::Layout::Weight,
         codec: None,
+        base: None,
     }
 }
 

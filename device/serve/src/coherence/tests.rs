@@ -152,6 +152,7 @@ fn a_step_does_not_end_inside_of_a_window() {
         format: lamina_codec::format::Format::Bf16,
         layout: Layout::Kv(layout),
         codec: None,
+        base: None,
     };
     kernel.device.create_tensor(spec).unwrap();
     kernel.device.write_base(PAGE as u64, &vec![7; 256 * usize::try_from(window).unwrap()]).unwrap();

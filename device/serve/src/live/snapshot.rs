@@ -35,6 +35,8 @@ pub(super) struct TensorRow {
     format: Format,
     /// The layout's name.
     layout: &'static str,
+    /// What its blocks may be differences to.
+    base: Option<String>,
     codec: String,
     dpa: u64,
     length: u64,
@@ -293,6 +295,7 @@ impl TensorRow {
     fn of(report: TensorReport) -> Self {
         Self {
             layout: report.layout.name(),
+            base: report.base_tensor,
             codec: report.codec.to_string(),
             moved: Moved::of(&report.base),
             name: report.name,

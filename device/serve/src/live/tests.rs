@@ -28,6 +28,7 @@ impl Rig {
             format: Format::Bf16,
             layout: Layout::Weight,
             codec: None,
+            base: None,
         });
         rig.device.create_tensors(specs.collect()).unwrap();
         for number in 0..tensors {

@@ -32,6 +32,7 @@ fn spec(name: &str, length: u64, layout: Layout) -> TensorSpec {
         format: Format::Bf16,
         layout,
         codec: None,
+        base: None,
     }
 }
 

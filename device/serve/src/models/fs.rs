@@ -17,11 +17,12 @@ const MIN_TAKEN: u64 = 4096;
 /// The extensions of checkpoints, which stay at the end of a name.
 const EXTENSIONS: [&str; 3] = [".safetensors", ".gguf", ".npy"];
 /// The extended attributes of a file.
-const ATTRIBUTES: [&str; 6] = [
+const ATTRIBUTES: [&str; 7] = [
     "user.lamina.view",
     "user.lamina.stored",
     "user.lamina.ratio",
     "user.lamina.kept",
+    "user.lamina.base",
     "user.lamina.read",
     "user.lamina.fetched",
 ];
@@ -326,6 +327,7 @@ impl Models {
                 }
                 format!("{kept} of {} tensors are full", given + kept)
             }
+            "user.lamina.base" => place.folder.model.manifest.base.clone().ok_or_else(none)?,
             "user.lamina.read" => layout.traffic().bytes.to_string(),
             _ => layout.traffic().stored.to_string(),
         };

@@ -169,13 +169,13 @@ impl Models {
         };
         let model = files::load(&self.device, &plan, loading, reported);
         *self.loading.lock() = None;
-        let model = model?;
+        let (model, apart) = model?;
         for (dpa, length) in model.places(&self.device) {
             loaded(dpa, length)?;
         }
         let folder = Arc::new(Folder::new(model));
         self.folders.write().insert(name.to_owned(), Arc::clone(&folder));
-        Ok(self.report_of(&folder))
+        Ok(ModelReport { apart, ..self.report_of(&folder) })
     }
 
     /// Removes a model. `drop` is told of each range of the base window before it goes.
@@ -189,8 +189,9 @@ impl Models {
         drop: impl Fn(u64, u64) -> Result<(), FilesError>,
     ) -> Result<(), FilesError> {
         let _turn = self.turn.lock();
-        let folder = self.folders.write().remove(name);
-        let folder = folder.ok_or_else(|| FilesError::Unknown { name: name.to_owned() })?;
+        let unknown = || FilesError::Unknown { name: name.to_owned() };
+        files::may_go(&self.device, &self.folder(name).ok_or_else(unknown)?.model)?;
+        let folder = self.folders.write().remove(name).ok_or_else(unknown)?;
         let removed = files::remove(&self.device, &folder.model, drop);
         let id = folder.model.manifest.id;
         let mut shown = self.shown.lock();

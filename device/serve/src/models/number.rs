@@ -96,7 +96,8 @@ mod tests {
     fn every_precision_has_a_number_that_says_which() {
         let maps = ["small", "x"].map(|name| (name.to_owned(), PrecisionMap::default()));
         let maps = BTreeMap::from(maps);
-        let manifest = Manifest { name: "m".into(), id: 7, files: Vec::new(), views: Vec::new(), maps };
+        let manifest =
+            Manifest { name: "m".into(), id: 7, files: Vec::new(), views: Vec::new(), maps, base: None };
         let mut seen = std::collections::BTreeSet::new();
         for name in [
             "e8m3",

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{Folder, Models, number};
-use lamina_device::files::Read;
+use lamina_device::files::{Apart, Read};
 
 /// All models, and what is being loaded.
 #[derive(Clone, Debug, Serialize)]
@@ -34,6 +34,12 @@ pub struct ModelReport {
     pub bytes: u64,
     /// Bytes that are stored of them.
     pub stored: u64,
+    /// The model that it was loaded against.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
+    /// Tensors that are stored by themselves even so, when it is loaded.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub apart: Vec<Apart>,
     /// Its files.
     pub files: Vec<FileReport>,
 }
@@ -100,6 +106,8 @@ impl Models {
             name: manifest.name.clone(),
             bytes: files.iter().map(|file| file.bytes).sum(),
             stored: files.iter().map(|file| file.stored).sum(),
+            base: manifest.base.clone(),
+            apart: Vec::new(),
             files,
         }
     }

@@ -114,6 +114,7 @@ impl Alone {
                 format: Format::Bf16,
                 layout,
                 codec: None,
+                base: None,
             })?;
         }
         Ok(Self { device, places, length })

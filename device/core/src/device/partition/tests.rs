@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::super::{DeviceConfig, PartitionConfig};
+use super::super::{DeviceConfig, PartitionConfig, poison};
 use super::*;
 use crate::layout::Layout;
 use lamina_codec::{format::Format, kv::KvLayout};
@@ -38,6 +38,7 @@ fn spec(name: &str, dpa: Option<u64>, length: u64, layout: Layout) -> TensorSpec
         format: Format::Bf16,
         layout,
         codec: None,
+        base: None,
     }
 }
 
@@ -356,4 +357,34 @@ proptest! {
         }
         prop_assert_eq!(stored, guests[0].device().stats().device.stored_bytes);
     }
+}
+
+#[test]
+fn a_base_is_a_guests_own_and_named_in_its_terms() {
+    let [a, b] = two(Mode::Trace, None);
+    let of = |name: &str, base: Option<&str>| {
+        let base = base.map(str::to_owned);
+        TensorSpec { base, ..spec(name, None, 8192, Layout::Weight) }
+    };
+    a.create_tensor(of("w", None)).unwrap();
+    let made = a.create_tensor(of("t", Some("w"))).unwrap();
+    assert_eq!(made.base.as_deref(), Some("w"));
+    let PartitionStats::Part(own) = a.stats() else { panic!("the device is divided") };
+    assert_eq!(own.tensors[1].base_tensor.as_deref(), Some("w"));
+    let refused = |done: Result<TensorInfo, DeviceError>| done.unwrap_err().to_string();
+    assert!(a.remove_tensor("w").unwrap_err().to_string().starts_with("w is the base of t: "));
+    assert!(refused(a.resize_tensor("t", 4096)).starts_with("t is stored as the difference to w "));
+    assert!(refused(b.create_tensor(of("t", Some("w")))).ends_with("to w: no tensor is called that"));
+    let across = a.device.create_tensor(of("b/t", Some("a/w")));
+    assert!(refused(across).ends_with("that is in another partition"));
+    // What is lost of the base is lost of what is derived.
+    let bytes = noise(1, 8192);
+    a.write_base(0, &bytes).unwrap();
+    a.write_base(8192, &bytes).unwrap();
+    a.device.flip_stored_bit(0, 5);
+    let mut found = vec![0; 4096];
+    a.read_base(8192, &mut found).unwrap();
+    assert!(found.iter().all(|byte| *byte == poison::PATTERN));
+    let poisoned = a.poison();
+    assert!(poisoned.iter().any(|is| is.dpa == 8192 && is.why.contains("difference")), "{poisoned:?}");
 }

@@ -35,6 +35,7 @@ fn device(set: &str, mode: Mode) -> Device {
         format: Format::Bf16,
         layout,
         codec: None,
+        base: None,
     };
     device.create_tensor(spec("w", 4096, Layout::Weight)).unwrap();
     device.create_tensor(spec("k", 28 << 10, Layout::Kv(KvLayout::rows(64, 64)))).unwrap();

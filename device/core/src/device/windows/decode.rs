@@ -6,7 +6,13 @@ use super::{
     Content, FetchError, KvStaging, KvWindow, Origin, Output, Request, Span, Tally, Wanted, Whole,
     packed::Pieces, poison,
 };
-use crate::device::{DeviceError, blocks::planes_of, decoded::DecodedFrom, lines, observers::Fetch};
+use crate::device::{
+    DeviceError,
+    blocks::{no_base, planes_of},
+    decoded::DecodedFrom,
+    lines,
+    observers::Fetch,
+};
 use lamina_codec::{
     BLOCK_BYTES, Form,
     block::{BlockError, MAX_BUNDLE},
@@ -128,6 +134,9 @@ impl KvStaging {
             if pieces.add(&place.stored, &bundle).map_err(damaged)? {
                 continue;
             }
+            if place.difference {
+                return Err(no_base(block));
+            }
             decoder.add(at, &place.stored, fetched.mask, &bundle).map_err(damaged)?;
         }
         if let Some(why) = poisoned.take_if(|_| !pieces.is_empty()) {
@@ -232,6 +241,10 @@ impl KvStaging {
                     fetched => fetched?,
                 };
                 let Some(place) = &fetched.entry.place else { continue };
+                if place.difference {
+                    gone.insert(at);
+                    continue;
+                }
                 match decoder.add(at, &place.stored, fetched.mask, &bundle) {
                     Ok(()) => {}
                     Err(BlockError::Window { .. }) => misfits = true,

@@ -22,7 +22,7 @@ fn held(tensors: &[Tensor<'_>]) -> (Device, Model) {
     let path = folder.path().join("m.safetensors");
     std::fs::copy(checkpoint(tensors).0.path(), &path).unwrap();
     let plan = ModelPlan::open(&path, "m").unwrap();
-    let model = load(&device, &plan, &Loading::default(), |_| ControlFlow::Continue(())).unwrap();
+    let (model, _) = load(&device, &plan, &Loading::default(), |_| ControlFlow::Continue(())).unwrap();
     (device, model)
 }
 

@@ -168,6 +168,7 @@ fn other_tensors_of_a_name_are_refused_too() {
         format: lamina_codec::format::Format::Bf16,
         layout: crate::layout::Layout::Weight,
         codec: None,
+        base: None,
     };
     made.create_tensor(spec.clone()).unwrap();
     let why = refused(&made, &path);
