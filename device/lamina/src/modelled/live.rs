@@ -6,6 +6,7 @@
 //!   counted. Memory is bounded: a queue, and where each block that was moved would lie.
 //! * An error of the model ends the model, not the device.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,10 +28,14 @@ const QUEUE: usize = 1 << 16;
 /// How often what was modelled is told anew.
 const TOLD: Duration = Duration::from_millis(500);
 
-/// An event and when it was.
+/// What is kept of an event, and when it was.
+#[derive(Clone, Debug)]
 struct Event {
     time_ns: u64,
-    moved: Moved,
+    block: u64,
+    asked: Range<u16>,
+    stored: Option<u16>,
+    write: bool,
 }
 
 /// The model of a device at work.
@@ -60,9 +65,10 @@ impl Live {
 }
 
 impl Watcher for Live {
-    fn moved(&self, moved: Moved) {
+    fn moved(&self, moved: &Moved<'_>) {
+        let Moved { block, ref asked, stored, write, .. } = *moved;
         let time_ns = u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        if self.queue.try_send(Event { time_ns, moved }).is_err() {
+        if self.queue.try_send(Event { time_ns, block, asked: asked.clone(), stored, write }).is_err() {
             self.left_out.fetch_add(1, Relaxed);
         }
     }
@@ -139,25 +145,26 @@ impl Designs {
     }
 
     fn take(&mut self, event: &Event) {
-        let Event { time_ns, moved } = event;
+        let Event { time_ns, block, asked, stored, write } = event;
         // Threads hand over in another order than they looked at the clock.
         self.last_ns = self.last_ns.max(*time_ns);
-        let Some(address) = moved.block.checked_mul(BLOCK_BYTES) else { return };
+        let Some(address) = block.checked_mul(BLOCK_BYTES) else { return };
         let request = |address, length| Request {
             time_ns: self.last_ns,
             address,
             length,
             view: 0,
             guest: 0,
-            write: moved.write,
+            write: *write,
+            served: None,
         };
-        if !moved.asked.is_empty() {
-            let asked = request(address + u64::from(moved.asked.start), moved.asked.len() as u64);
+        if !asked.is_empty() {
+            let asked = request(address + u64::from(asked.start), asked.len() as u64);
             self.plain.request(&asked, &self.view, &self.block);
         }
-        if let (Some(own), Some(stored)) = (&mut self.own, moved.stored) {
+        if let (Some(own), Some(stored)) = (&mut self.own, *stored) {
             self.block.clear();
-            self.block.insert(moved.block, stored_as(self.mode, stored));
+            self.block.insert(*block, stored_as(self.mode, stored));
             own.request(&request(address, BLOCK_BYTES), &self.view, &self.block);
         }
     }
@@ -181,7 +188,7 @@ fn stored_as(mode: Mode, stored: u16) -> Block {
     };
     // What was moved of a bundle is one range of it, whichever planes they are.
     let planes = if mode == Mode::Trace { vec![stored] } else { Vec::new() };
-    Block { kind, planes, lz4: stored, zstd: stored }
+    Block { kind, planes, lz4: stored, zstd: stored, ..Block::default() }
 }
 
 fn report(design: &'static str, source: &str, outcome: &Outcome) -> ModelledReport {
@@ -214,6 +221,7 @@ fn report(design: &'static str, source: &str, outcome: &Outcome) -> ModelledRepo
 #[cfg(test)]
 mod tests {
     use lamina_codec::format::Format;
+    use lamina_codec::plane::PlaneMask;
     use lamina_device::device::{Device, DeviceConfig};
     use lamina_device::layout::Layout;
     use lamina_device::tensor::TensorSpec;
@@ -330,13 +338,23 @@ mod tests {
     #[test]
     fn what_comes_too_fast_is_left_out_and_counted() {
         let live = Live::start(Mode::Trace, &Profile::named("ddr5-4800").unwrap()).unwrap();
-        let moved = Moved { block: 7, asked: 0..4096, stored: Some(3000), write: false };
+        let moved = Moved {
+            block: 7,
+            asked: 0..4096,
+            stored: Some(3000),
+            by_itself: true,
+            write: false,
+            format: Format::Bf16,
+            view: None,
+            planes: PlaneMask::all(Format::Bf16),
+            entry: None,
+        };
         let begun = Instant::now();
         for _ in 0..4 * QUEUE {
-            live.moved(moved.clone());
+            live.moved(&moved);
         }
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
         assert!(live.left_out.load(Relaxed) > 0);
-        live.moved(Moved { block: u64::MAX, ..moved });
+        live.moved(&Moved { block: u64::MAX, ..moved });
     }
 }
