@@ -11,6 +11,7 @@ mod traces;
 
 pub(crate) use self::elastic::elastic;
 pub(crate) use self::live::Live;
+pub(crate) use self::planner::served as planner;
 pub(crate) use self::record::record;
 pub(crate) use self::recorder::Recordings;
 pub(crate) use self::system::{model, shape};

@@ -47,7 +47,7 @@ use crate::args::DeviceArgs;
 use crate::life::{self, Order, Ready, WindowFile, Word};
 use crate::log;
 use crate::meter::Meter;
-use crate::modelled::{Live, Recordings};
+use crate::modelled::{self, Live, Recordings};
 use crate::partition_table::{Load, PartitionArgs, Plan};
 
 /// What a worker ends with after a panic.
@@ -136,7 +136,8 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
     sync_regularly(&device, args.sync_seconds)?;
     note_regularly(&device)?;
     let exports = plan.exports(&device, &args.run_dir)?;
-    let additions = Additions { recorder: Some(Arc::new(Recordings::default())), planner: None };
+    let planner = Some(modelled::planner()?.into());
+    let additions = Additions { recorder: Some(Arc::new(Recordings::default())), planner };
     let control = Control::new(Arc::clone(&device)).with_sockets_in(&args.run_dir).with(additions);
     let adopt = || -> Result<_> {
         let api = Api::adopt(control.clone(), api, &args.run_dir.join("api.sock"), tcp)?;

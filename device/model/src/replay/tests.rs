@@ -1,7 +1,7 @@
 //! The same work under each design, by hand and by what must hold of any.
 
 use super::*;
-use crate::trace::{Request, Seen, Writer};
+use crate::trace::{BlockKind, Request, Seen, Writer};
 
 const DEVICE: u64 = 1 << 30;
 

@@ -19,7 +19,6 @@ fn items() -> Vec<Item> {
     for number in 0..3000_u64 {
         let kind =
             [BlockKind::Coded, BlockKind::Zeros, BlockKind::Bypassed][usize::try_from(number % 3).unwrap()];
-        let block = number * 5 % 4096;
         let block = Block { kind, lz4: 4096, zstd: 3000, ..Block::default() };
         let block = match kind {
             BlockKind::Zeros => block,

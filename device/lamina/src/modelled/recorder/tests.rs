@@ -20,7 +20,8 @@ fn content(seed: u64) -> Vec<u8> {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 40).to_le_bytes()[0]
     };
-    let pair = |n: usize, low: u8, high: u8| if n / 4096 % 9 == 4 { [0; 2] } else { [low, 0x3c ^ high % 5] };
+    let pair =
+        |n: usize, low: u8, high: u8| if n / 4096 % 9 == 4 { [0; 2] } else { [low, 0x3c ^ (high % 5)] };
     (0..TENSOR / 2).flat_map(|n| pair(n, byte(), byte())).collect()
 }
 
@@ -47,7 +48,7 @@ impl Rig {
             ("fp16", Format::Fp16, Layout::Weight, Codec::Zstd),
             ("int8", Format::Int8, Layout::Weight, Codec::Tree),
             ("int4", Format::Int4, Layout::Weight, Codec::Tree),
-            ("kv", Format::Bf16, kv.clone(), Codec::Tree),
+            ("kv", Format::Bf16, kv, Codec::Tree),
             ("kv32", Format::Fp32, kv, Codec::Tree),
         ];
         for ((number, seed), (name, format, layout, codec)) in (0..).zip(1..).zip(tensors) {
