@@ -24,7 +24,7 @@ pub use crate::{error::BlockError, tree::joint_bytes};
 
 pub use self::stored::most_bytes;
 use self::stored::trailing_check;
-pub use self::stored::{Joint, MAX_CHECKS, Stored, StoredPlane, StoredPlanes};
+pub use self::stored::{Joint, MAX_CHECKS, Parts, Stored, StoredPlane, StoredPlanes};
 use super::{
     Codec, Form,
     check::{self, Span},

@@ -378,6 +378,16 @@ impl Device {
         })
     }
 
+    /// Has `watcher` told of what requests move from now on, until [`Device::unwatch`].
+    pub fn watch(&self, watcher: Arc<dyn Watcher>) {
+        self.accounts.observers.watchers().add(watcher);
+    }
+
+    /// Tells a watcher nothing more.
+    pub fn unwatch(&self, watcher: &Arc<dyn Watcher>) {
+        self.accounts.observers.watchers().remove(watcher);
+    }
+
     /// The store, if the mode codes.
     fn coded_store(&self) -> Option<&Store> {
         self.blocks.store()

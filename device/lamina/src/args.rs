@@ -25,7 +25,9 @@ pub(crate) use self::device::DeviceArgs;
 pub(crate) use self::model::{Accounted, Model};
 pub(crate) use self::mount::{LoadModel, Ls, Mount, Rm, Shown, To, Umount};
 pub(crate) use self::reproduce::Reproduce;
-pub(crate) use self::traced::{Compare, Convert, Elastic, Other, Paced, Replacement, Replayed, Trace};
+pub(crate) use self::traced::{
+    Compare, Convert, Elastic, Other, Paced, Record, Replacement, Replayed, Trace,
+};
 pub(crate) use self::values::{DiskArg, bytes, kv_layout, run_dir};
 use self::values::{codecs, disks, packkv_scales, shape};
 use crate::client::ApiAt;

@@ -80,6 +80,7 @@ fn run(cli: args::Cli) -> ExitCode {
             Command::Boot(args) => return boot::boot(*args).await,
             Command::BootSeveral(args) => return guests::boot(*args).await,
             Command::Compare(args) => tokio::task::block_in_place(|| modelled::compare(&args)),
+            Command::Trace(args::Trace::Record(args)) => modelled::record(&args).await,
             Command::Trace(command) => tokio::task::block_in_place(|| modelled::trace(&command)),
             Command::Elastic(args) => tokio::task::block_in_place(|| modelled::elastic(&args)),
             Command::Model(args) => tokio::task::block_in_place(|| modelled::model(&args)),

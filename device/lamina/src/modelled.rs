@@ -4,10 +4,15 @@
 mod elastic;
 mod live;
 mod planner;
+mod record;
+mod recorder;
 mod system;
 mod traces;
 
 pub(crate) use self::elastic::elastic;
 pub(crate) use self::live::Live;
+pub(crate) use self::planner::served as planner;
+pub(crate) use self::record::record;
+pub(crate) use self::recorder::Recordings;
 pub(crate) use self::system::{model, shape};
 pub(crate) use self::traces::{compare, trace};

@@ -34,7 +34,8 @@ use lamina_device::load::{self, Decision, LoadError, LoadOptions, Loaded, Progre
 use lamina_device::model::ModelFile;
 use lamina_serve::qmp::{PoisonReporter, Reported};
 use lamina_serve::{
-    Api, Channels, Control, DiskServer, ExportOptions, GuestPort, Mount, MountOptions, Place, abort_mount,
+    Additions, Api, Channels, Control, DiskServer, ExportOptions, GuestPort, Mount, MountOptions, Place,
+    abort_mount,
 };
 use lamina_store::Worker;
 use lamina_store::host_memory::HostMemory;
@@ -46,7 +47,7 @@ use crate::args::DeviceArgs;
 use crate::life::{self, Order, Ready, WindowFile, Word};
 use crate::log;
 use crate::meter::Meter;
-use crate::modelled::Live;
+use crate::modelled::{self, Live, Recordings};
 use crate::partition_table::{Load, PartitionArgs, Plan};
 
 /// What a worker ends with after a panic.
@@ -135,7 +136,9 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
     sync_regularly(&device, args.sync_seconds)?;
     note_regularly(&device)?;
     let exports = plan.exports(&device, &args.run_dir)?;
-    let control = Control::new(Arc::clone(&device)).with_sockets_in(&args.run_dir);
+    let planner = Some(modelled::planner()?.into());
+    let additions = Additions { recorder: Some(Arc::new(Recordings::default())), planner };
+    let control = Control::new(Arc::clone(&device)).with_sockets_in(&args.run_dir).with(additions);
     let adopt = || -> Result<_> {
         let api = Api::adopt(control.clone(), api, &args.run_dir.join("api.sock"), tcp)?;
         let guests = exports.iter().zip(ports).map(|(export, (path, listener))| {

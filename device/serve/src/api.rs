@@ -16,6 +16,9 @@
 //! | `POST /hosts/{name}/admit` | gives it back |
 //! | `POST /flush` `{"offset"?,"length"?}` | the coherence fence |
 //! | `POST /discard` `{"offset","length"}` | drops base bytes |
+//! | `GET /planner` | a page with sliders: what a server with such devices would do |
+//! | `GET /trace` | records what requests move until `DELETE /trace`: a trace, as it comes |
+//! | `DELETE /trace` | ends that |
 //! | `GET /events` | the last events: the store's levels, writes that find no room |
 //! | `GET /poison` | lists the poisoned blocks |
 //! | `POST /poison/inject`, `POST /poison/clear` `{"offset","length"}` | poisons blocks, or makes poisoned ones zeros |
@@ -37,6 +40,7 @@ use std::fmt;
 use std::future::ready;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
@@ -51,6 +55,7 @@ use serde::de::{DeserializeOwned, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::json;
 use tokio::net::TcpListener;
+use tokio::sync::mpsc::channel;
 use tokio::task::{JoinHandle, spawn_blocking};
 
 use lamina_device::device::DeviceError;
@@ -59,6 +64,7 @@ use lamina_device::load::LoadError;
 use lamina_device::tensor::{TensorError, TensorSpec};
 use lamina_store::StoreError;
 
+use super::additions::{self, Recorder};
 use super::control::{Control, ControlError};
 use super::live::{self, Live};
 use super::owner::{may_ask, owner};
@@ -213,6 +219,8 @@ fn routes(live: Live) -> Vec<(&'static str, MethodRouter<Control>)> {
         ("/discard", post(discard)),
         ("/models", get(models).post(load_model)),
         ("/models/{*name}", delete(remove_model)),
+        ("/planner", get(planner)),
+        ("/trace", get(record).delete(stop_recording)),
         ("/events", get(events)),
         ("/poison", get(poison)),
         ("/poison/inject", post(inject_poison)),
@@ -645,6 +653,37 @@ async fn remove_model(
     is_json(&headers)?;
     blocking(move || control.remove_model(&name)).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+async fn planner(State(control): State<Control>) -> Result<impl IntoResponse, Refusal> {
+    let none = || Refusal::new(StatusCode::NOT_FOUND, "the program that serves this device has no planner");
+    let page = control.additions.planner.ok_or_else(none)?;
+    Ok(([(header::CONTENT_SECURITY_POLICY, PAGE_POLICY)], Html(page.to_string())))
+}
+
+fn recorder(control: &Control) -> Result<Arc<dyn Recorder>, Refusal> {
+    let none =
+        || Refusal::new(StatusCode::NOT_FOUND, "the program that serves this device records no traces");
+    control.additions.recorder.clone().ok_or_else(none)
+}
+
+/// Gives a trace as it is recorded, until that is stopped or the peer goes.
+async fn record(State(control): State<Control>) -> Result<impl IntoResponse, Refusal> {
+    let (recorder, (to, pieces)) = (recorder(&control)?, channel(additions::WAITING));
+    recorder.begin(&control.device, to).map_err(|why| Refusal::new(StatusCode::CONFLICT, why))?;
+    let head = [(header::CONTENT_TYPE, "application/octet-stream"), (header::CACHE_CONTROL, "no-store")];
+    Ok((head, Body::new(live::Watched(pieces))))
+}
+
+async fn stop_recording(
+    State(control): State<Control>,
+    headers: HeaderMap,
+) -> Result<impl IntoResponse, Refusal> {
+    is_json(&headers)?;
+    if recorder(&control)?.stop() {
+        return Ok(Json(json!({})));
+    }
+    Err(Refusal::new(StatusCode::NOT_FOUND, "no trace is being recorded"))
 }
 
 async fn events(State(control): State<Control>) -> impl IntoResponse {

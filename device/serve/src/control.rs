@@ -28,6 +28,7 @@ use lamina_files::{FileError, Files, damaged_log};
 #[cfg(doc)]
 use super::Coherence;
 use super::ServeError;
+use super::additions::Additions;
 use super::disks::{DiskInfo, ServedDisk};
 use super::export::{Export, ExportReport, Place};
 use super::files::FilesReport;
@@ -49,6 +50,8 @@ pub struct Control {
     no_files: Arc<OnceLock<String>>,
     /// Held while a host's access is taken away.
     revoking: Arc<Mutex<()>>,
+    /// What the program adds to the API.
+    pub(super) additions: Additions,
 }
 
 /// Why something asked was not done.
@@ -154,6 +157,7 @@ impl Control {
             files: Arc::default(),
             no_files: Arc::default(),
             revoking: Arc::default(),
+            additions: Additions::default(),
         }
     }
 
@@ -161,6 +165,12 @@ impl Control {
     #[must_use]
     pub fn with_sockets_in(self, run_dir: &Path) -> Self {
         Self { run_dir: Some(run_dir.into()), ..self }
+    }
+
+    /// The same, with what the program adds to the API.
+    #[must_use]
+    pub fn with(self, additions: Additions) -> Self {
+        Self { additions, ..self }
     }
 
     /// The control of one export: what its guest or host may ask.

@@ -6,6 +6,7 @@
 //! windows; what keeps those coherent, and what a user of both may rely on, is stated in one place:
 //! [`coherence`].
 
+mod additions;
 pub mod api;
 mod bounded_writes;
 pub mod coherence;
@@ -53,6 +54,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+pub use additions::{Additions, Recorder};
 pub use api::{Api, claim_tcp};
 pub use coherence::Coherence;
 pub use control::{Control, ControlError, FoldersReport, ServedExport, ServedStats};

@@ -164,7 +164,7 @@ fn event(name: &str, data: &impl Serialize) -> Bytes {
 
 /// The body of an answer that goes on.
 #[derive(Debug)]
-pub(super) struct Watched(Receiver<Bytes>);
+pub(super) struct Watched(pub(super) Receiver<Bytes>);
 
 impl Body for Watched {
     type Data = Bytes;

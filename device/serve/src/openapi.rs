@@ -44,6 +44,11 @@ fn paths() -> Value {
         "/events": { "get": operation("events", "The last events: levels of the store, writes that find no space", vec![answer("200", &list("Event"))]) },
         "/guests": { "get": operation("guests", "The exports, each with the socket for its guest", vec![answer("200", &list("Export"))]) },
         "/disks": { "get": operation("disks", "The disks that are served", vec![answer("200", &list("Disk"))]) },
+        "/planner": { "get": operation("planner", "A page with sliders: what a server with such devices would do", vec![text("200", "text/html")]) },
+        "/trace": {
+            "get": operation("record", "Records what requests move, until that is stopped or the peer goes: a trace, as it comes", vec![text("200", "application/octet-stream")]),
+            "delete": changing("stopRecording", "Ends the recording; the trace that is being sent ends with what was moved before", None, vec![done()]),
+        },
         "/tensors": {
             "get": operation("tensors", "The tensors", vec![answer("200", &list("Tensor"))]),
             "post": changing("createTensors", "Makes a tensor, or all of a list of them or none",

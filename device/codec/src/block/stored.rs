@@ -56,6 +56,20 @@ pub struct StoredPlanes {
     pub checks: [u16; MAX_CHECKS],
 }
 
+/// Bytes of a bundle's parts, which lie in it in this order: the head, the first plane, the stream,
+/// the other planes. Whoever reads planes reads the head.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Parts {
+    /// Of the head.
+    pub head: u16,
+    /// Of the stream.
+    pub stream: u16,
+    /// Planes in the stream: the second and those that follow it.
+    pub joint: usize,
+    /// Of each plane with its check, the most significant first; 0 of one in the stream.
+    pub planes: Vec<u16>,
+}
+
 /// How a block is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stored {
@@ -145,6 +159,18 @@ impl StoredPlanes {
         let planes = self.lengths[..count].iter();
         let bytes = planes.map(|length| usize::from(if *length > 0 { length + trailing } else { 0 }));
         usize::from(self.head.length) + usize::from(stream) + bytes.sum::<usize>()
+    }
+
+    /// Bytes of the bundle's parts.
+    pub fn parts(&self) -> Parts {
+        let (count, trailing) = (self.format.planes(), trailing_check(self.format));
+        let with_check = |length: &u16| if *length > 0 { length + trailing } else { 0 };
+        Parts {
+            head: self.head.length,
+            stream: self.joint.length,
+            joint: if self.joint.length > 0 { tree::joint_planes(self.format) } else { 0 },
+            planes: self.lengths[..count].iter().map(with_check).collect(),
+        }
     }
 
     /// The planes in `mask` in this order: bit `i` is the plane at `i`.

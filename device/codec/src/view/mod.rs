@@ -147,23 +147,29 @@ fn uppermost(format: Format, count: u32) -> PlaneMask {
 
 impl fmt::Display for View {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.kind {
-            Kind::Full => f.write_str("full"),
-            Kind::Top { exponent, mantissa, guard, packed } => {
+        self.kind.fmt(f)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Full => f.write_str("full"),
+            Self::Top { exponent, mantissa, guard, packed } => {
                 write!(f, "e{exponent}m{mantissa}")?;
                 if guard > 0 {
                     write!(f, "+g{guard}")?;
                 }
                 if packed { f.write_str(":packed") } else { Ok(()) }
             }
-            Kind::Converted { target, guard, scale } => {
+            Self::Converted { target, guard, scale } => {
                 write!(f, "{target}")?;
                 if guard != DEFAULT_GUARD {
                     write!(f, "+g{guard}")?;
                 }
                 if scale == 0 { Ok(()) } else { write!(f, "@{scale}") }
             }
-            Kind::Integer { bits } => write!(f, "int{bits}"),
+            Self::Integer { bits } => write!(f, "int{bits}"),
         }
     }
 }

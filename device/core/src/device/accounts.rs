@@ -34,6 +34,10 @@ pub(super) struct Written<'a> {
     pub(super) old: Charge,
     pub(super) new: Charge,
     pub(super) by: By,
+    /// What it is stored as, if the mode has entries.
+    pub(super) entry: Option<&'a Entry>,
+    /// What all of it was read by, if it was read before.
+    pub(super) read: Option<&'a Entry>,
 }
 
 impl Accounts {
@@ -85,7 +89,7 @@ impl Accounts {
         written: &Written<'_>,
         tally: &mut Tally,
     ) {
-        let Written { block, words, codec, old, new, by } = *written;
+        let Written { block, words, codec, old, new, by, entry, read } = *written;
         let stats = &self.stats;
         if by == By::Maintenance {
             stats.recoded_blocks.add(1);
@@ -99,8 +103,8 @@ impl Accounts {
                 part.blocks_written.add(1);
             }
         }
-        let coded = Some(Coded { words, codec, charge: new, by });
-        self.observers.stored(&Change { block, parts, coded }, stats, tally);
+        let coded = Some(Coded { words, codec, charge: new, by, entry });
+        self.observers.stored(&Change { block, parts, coded, read }, stats, tally);
         self.charge(owner, block, old, new);
     }
 
@@ -121,12 +125,13 @@ impl Accounts {
         let (mut owned, mut opaque) = (Shift::default(), Shift::default());
         for ((block, words, by), (old, new)) in blocks.zip(changes) {
             holdings.shift(old, new);
+            let entry = Some(new);
             let (old, new) = (Charge::of(old), Charge::of(new));
             if by == By::Maintenance { &mut recoded } else { &mut stored }.add(block, new);
             let is_charged = owner.is_some_and(|tensor| tensor.is_charged(block));
             if is_charged { &mut owned } else { &mut opaque }.add(old, new);
-            let coded = Some(Coded { words, codec, charge: new, by });
-            self.observers.stored(&Change { block, parts, coded }, stats, tally);
+            let coded = Some(Coded { words, codec, charge: new, by, entry });
+            self.observers.stored(&Change { block, parts, coded, read: None }, stats, tally);
         }
         stats.index_written.add(changes.len() as u64);
         stats.found(&holdings);

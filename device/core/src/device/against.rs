@@ -64,6 +64,7 @@ impl<'d> Against<'d> {
             inside: 0..BLOCK_BYTES,
             requested: &[],
             keep: false,
+            view: None,
             first: false,
         };
         let read = read_base(self.blocks, self.tensor, &wanted, &mut words, &mut request);

@@ -282,7 +282,16 @@ impl BlockService {
         let kept = now.clone().and_then(take);
         output.form = Form::Words;
         if let Some(kept) = kept {
-            let fetch = Fetch { block, requested: wanted.requested, stored: None, by_itself: false };
+            let fetch = Fetch {
+                block,
+                requested: wanted.requested,
+                stored: None,
+                by_itself: false,
+                format,
+                view: wanted.view,
+                planes: mask,
+                entry: None,
+            };
             self.accounts.observers.fetched(&fetch, &mut request.tally);
             output.words.copy_from_slice(&kept);
             return Ok(read_from(now.as_ref()));
@@ -304,20 +313,22 @@ impl BlockService {
         output: &mut Output<'_>,
         request: &mut Request<'_>,
     ) -> Result<Option<Entry>, FetchError> {
-        let Wanted { block, next, mask, requested, first, .. } = *wanted;
+        let Wanted { block, next, mask, requested, view, first, .. } = *wanted;
         let Request { scratch, tally } = request;
         let scratch = &mut **scratch;
         let observers = &self.accounts.observers;
         let expected = tally.stored.checked_div(tally.blocks).unwrap_or(UNKNOWN_BYTES);
         tally.blocks += 1;
-        let reported = |stored, tally: &mut Tally| {
+        let reported = |stored, planes, entry: Option<&Entry>, tally: &mut Tally| {
             tally.stored += stored;
-            observers.fetched(&Fetch { block, requested, stored: Some(stored), by_itself: first }, tally);
+            let (stored, by_itself) = (Some(stored), first);
+            let fetch = Fetch { block, requested, stored, by_itself, format, view, planes, entry };
+            observers.fetched(&fetch, tally);
         };
         let store = match &self.backing {
             Backing::Flat(flat) => {
                 // By definition of this mode.
-                reported(requested.iter().map(lines).sum(), tally);
+                reported(requested.iter().map(lines).sum(), mask, None, tally);
                 flat.read(block, output.words);
                 clear_outside(format, mask, output.words);
                 output.form = Form::Words;
@@ -341,12 +352,12 @@ impl BlockService {
         let fetched = match store.fetch(block, select, bundle) {
             Ok(fetched) => fetched,
             Err(why) => {
-                reported(0, tally);
+                reported(0, mask, None, tally);
                 return Err(damaged(None, why.into()));
             }
         };
         prefetch(half..expected + MARGIN_BYTES);
-        reported(fetched.bytes, tally);
+        reported(fetched.bytes, fetched.mask, Some(&fetched.entry), tally);
         match decode(decoder, block, &fetched, format, mask, bundle, output) {
             Ok(planes) => {
                 tally.planes += planes;
@@ -583,7 +594,8 @@ impl BlockService {
         for ((block, words), (old, new)) in (first..).zip(blocks).zip(charges) {
             flat.set_live(block, new.live);
             let mut tally = Tally::default();
-            let written = Written { block, words, codec, old, new, by: By::Store };
+            let by = By::Store;
+            let written = Written { block, words, codec, old, new, by, entry: None, read: None };
             self.accounts.written(owner, std::slice::from_ref(&(0..BLOCK_BYTES)), &written, &mut tally);
             self.accounts.stats.count_for_write(0, 0, &tally);
         }
@@ -613,7 +625,10 @@ impl BlockService {
             self.publish(block, replace, bundle)
         })?;
         let mut tally = Tally::default();
-        let written = Written { block, words, codec: class.codec, old, new, by: By::Store };
+        let entry = Some(&new);
+        let (old, new) = (Charge::of(&old), Charge::of(&new));
+        let written =
+            Written { block, words, codec: class.codec, old, new, by: By::Store, entry, read: None };
         self.accounts.written(owner, std::slice::from_ref(&(0..BLOCK_BYTES)), &written, &mut tally);
         self.accounts.stats.count_for_write(0, 0, &tally);
         Ok(())
@@ -637,7 +652,7 @@ impl BlockService {
         let parts: Vec<_> = pieces.iter().map(|(inside, data)| *inside..inside + data.len()).collect();
         // What has to be read first, which is counted when the block is written.
         let mut tally = Tally::default();
-        let (old, new) = match &self.backing {
+        let (charges, entries) = match &self.backing {
             Backing::Flat(flat) => {
                 let _turn = flat.turn(block);
                 // By definition of this mode.
@@ -652,7 +667,7 @@ impl BlockService {
                     // Only they want to know what it holds.
                     flat.read(block, &mut words);
                 }
-                (before, after)
+                ((before, after), None)
             }
             Backing::Coded(store) => {
                 // Before the block is held.
@@ -673,10 +688,20 @@ impl BlockService {
                 change(&mut words);
                 let mut bundle = Bundle::new();
                 self.encode(class, &theirs, &words, &mut bundle);
-                self.publish(block, replace, &bundle)?
+                let (old, new) = self.publish(block, replace, &bundle)?;
+                ((Charge::of(&old), Charge::of(&new)), Some((old, new)))
             }
         };
-        let written = Written { block, words: &words, codec: class.codec, old, new, by: By::Store };
+        let written = Written {
+            block,
+            words: &words,
+            codec: class.codec,
+            old: charges.0,
+            new: charges.1,
+            by: By::Store,
+            entry: entries.as_ref().map(|(_, new)| new),
+            read: entries.as_ref().map(|(old, _)| old),
+        };
         let read = (tally.blocks, tally.stored) != (0, 0);
         self.accounts.written(owner, &parts, &written, &mut tally);
         let bytes = if read { parts.iter().map(|part| part.len() as u64).sum() } else { 0 };
@@ -716,7 +741,9 @@ impl BlockService {
         }
         self.encode(class, &theirs, &words, &mut bundle);
         let (old, new) = self.publish(block, replace, &bundle)?;
-        let written = Written { block, words: &words, codec: class.codec, old, new, by: By::Maintenance };
+        let (codec, by, entry) = (class.codec, By::Maintenance, Some(&new));
+        let (old, new) = (Charge::of(&old), Charge::of(&new));
+        let written = Written { block, words: &words, codec, old, new, by, entry, read: None };
         self.accounts.written(owner, &[], &written, &mut tally);
         self.accounts.stats.count_for_maintenance(1, &tally);
         Ok(())
@@ -727,13 +754,13 @@ impl BlockService {
         block: u64,
         replace: Replace<'_>,
         bundle: &Bundle,
-    ) -> Result<(Charge, Charge), DeviceError> {
+    ) -> Result<(Entry, Entry), DeviceError> {
         let old = replace.old().clone();
         let (before, after) = (old.charged(), charge_of(bundle));
         self.accounts.reserve(block, before, after)?;
         let new = replace.publish(bundle).inspect_err(|_| self.accounts.give_back(block, before, after))?;
         self.accounts.stats.replaced(&old, &new);
-        Ok((Charge::of(&old), Charge::of(&new)))
+        Ok((old, new))
     }
 
     /// Makes zeros of a block by itself, if it is poisoned.
@@ -750,7 +777,8 @@ impl BlockService {
         self.accounts.stats.index_written.add(1);
         let nothing = Charge::default();
         let words = &[0; BLOCK_BYTES];
-        let written = Written { block, words, codec: class.codec, old: nothing, new: nothing, by: By::Store };
+        let (old, new, by) = (nothing, nothing, By::Store);
+        let written = Written { block, words, codec: class.codec, old, new, by, entry: None, read: None };
         let mut tally = Tally::default();
         self.accounts.written(owner, &[], &written, &mut tally);
         self.accounts.stats.count_index(&tally);

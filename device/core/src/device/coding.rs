@@ -19,7 +19,7 @@ use crate::{
     tensor::{Tensor, TensorInfo},
     window::Map,
 };
-use lamina_codec::{BLOCK_BYTES, BlockWords, Codec, Form, format::Format, plane::PlaneMask};
+use lamina_codec::{BLOCK_BYTES, BlockWords, Codec, Form, format::Format, plane::PlaneMask, view::View};
 use lamina_store::{StoreError, cause::Why, entry::Entry};
 
 /// How the bytes of a region are coded.
@@ -86,6 +86,8 @@ pub(super) struct Wanted<'a> {
     pub(super) requested: &'a [Range<usize>],
     /// Whether what is decoded besides `inside` is kept for the next reader.
     pub(super) keep: bool,
+    /// The view that asks, if it is one.
+    pub(super) view: Option<&'a View>,
     /// Whether the request asks for this block for the first time.
     pub(super) first: bool,
 }

@@ -8,17 +8,19 @@
 //! * Off, nothing is computed and nothing is told: what they would have counted is left out of
 //!   every report.
 
-use std::{ops::Range, sync::Arc};
+use std::ops::Range;
 
-use lamina_codec::{BLOCK_BYTES, BlockWords, Codec, block::is_zero};
-use lamina_store::{self as store, StoreError, image::Image, memory::Memory, mode::Mode};
+use lamina_codec::{
+    BLOCK_BYTES, BlockWords, Codec, block::is_zero, format::Format, plane::PlaneMask, view::View,
+};
+use lamina_store::{self as store, StoreError, entry::Entry, image::Image, memory::Memory, mode::Mode};
 
 use super::{
     DeviceConfig, by_index,
     charge::{By, Charge},
     lines,
     scratch::Pool,
-    watcher::{self, Watcher},
+    watcher::{self, Watchers},
 };
 use crate::stats::{IndexCache, InterleaveReport, Stats, Tally, members::Members};
 
@@ -32,6 +34,14 @@ pub(super) struct Fetch<'a> {
     pub(super) stored: Option<u64>,
     /// Whether a device that codes each block by itself fetches it now, too.
     pub(super) by_itself: bool,
+    /// The format of what owns it.
+    pub(super) format: Format,
+    /// The view that is read, if it is one.
+    pub(super) view: Option<&'a View>,
+    /// The planes that were fetched.
+    pub(super) planes: PlaneMask,
+    /// What it was fetched by, if it was and the mode has entries.
+    pub(super) entry: Option<&'a Entry>,
 }
 
 /// One block was stored into.
@@ -41,6 +51,8 @@ pub(super) struct Change<'a> {
     pub(super) parts: &'a [Range<usize>],
     /// How it was coded, if it was: a KV window is coded later.
     pub(super) coded: Option<Coded<'a>>,
+    /// What all of it was read by, if it was read before it was coded.
+    pub(super) read: Option<&'a Entry>,
 }
 
 /// A block was coded and published.
@@ -49,6 +61,8 @@ pub(super) struct Coded<'a> {
     pub(super) codec: Codec,
     pub(super) charge: Charge,
     pub(super) by: By,
+    /// What it is stored as, if the mode has entries.
+    pub(super) entry: Option<&'a Entry>,
 }
 
 /// Who is told of fetches and stores.
@@ -63,8 +77,8 @@ pub(super) struct Observers {
     /// The devices that the base window is interleaved over, if it is. Without observers they count
     /// nothing, but images keep room for their counters.
     members: Option<MemberDevices>,
-    /// Who models hardware, whether the others are on or not.
-    watcher: Option<Arc<dyn Watcher>>,
+    /// Who models hardware or records, whether the others are on or not.
+    watchers: Watchers,
 }
 
 struct On {
@@ -112,8 +126,8 @@ impl Observers {
             members: Members::new(interleaving),
             flat: config.mode == Mode::Plain,
         });
-        let watcher = config.watcher.clone();
-        Ok(Self { on: config.observe.then(on).transpose()?, members, watcher })
+        let watchers = Watchers::new(config.watcher.clone());
+        Ok(Self { on: config.observe.then(on).transpose()?, members, watchers })
     }
 
     /// Whether there are any.
@@ -142,17 +156,18 @@ impl Observers {
     #[inline]
     pub(super) fn fetched(&self, fetch: &Fetch<'_>, tally: &mut Tally) {
         self.each(|observer| observer.fetched(fetch, tally));
-        if let Some(watcher) = &self.watcher {
-            watcher::fetched(&**watcher, fetch);
-        }
+        self.watchers.each(|watcher| watcher::fetched(watcher, fetch));
     }
 
     #[inline]
     pub(super) fn stored(&self, change: &Change<'_>, stats: &Stats, tally: &mut Tally) {
         self.each(|observer| observer.stored(change, stats, tally));
-        if let Some(watcher) = &self.watcher {
-            watcher::stored(&**watcher, change);
-        }
+        self.watchers.each(|watcher| watcher::stored(watcher, change));
+    }
+
+    /// Who is told of each block that is moved.
+    pub(super) fn watchers(&self) -> &Watchers {
+        &self.watchers
     }
 
     /// A read request is complete.

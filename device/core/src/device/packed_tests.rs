@@ -39,7 +39,6 @@ fn layout(window: u32) -> KvLayout {
 
 fn lossy() -> TensorSpec {
     TensorSpec {
-        base: None,
         name: "k".to_owned(),
         dpa: Some(4 * BLOCK as u64),
         length: (ALL * ROW) as u64,
@@ -48,6 +47,7 @@ fn lossy() -> TensorSpec {
         format: Format::Bf16,
         layout: Layout::Kv(layout(64)),
         codec: None,
+        base: None,
     }
 }
 

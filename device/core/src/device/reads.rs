@@ -92,6 +92,7 @@ impl Device {
                 inside: inside.clone(),
                 requested: std::slice::from_ref(&inside),
                 keep: false,
+                view: None,
                 first: true,
             };
             if let Ok(words) = <&mut BlockWords>::try_from(&mut *part) {
@@ -280,6 +281,7 @@ impl Device {
                 inside: alias.words_of(piece.block, &visible),
                 requested: std::slice::from_ref(&requested),
                 keep: true,
+                view: Some(view),
                 first: true,
             };
             let elements = alias.info.elements.saturating_sub(piece.block * format.block_elements());

@@ -98,6 +98,7 @@ impl Device {
                 inside: inside.clone(),
                 requested,
                 keep: true,
+                view: None,
                 first,
             };
             let mut output = Output { words: &mut all, form: Form::Words };

@@ -1,41 +1,91 @@
-//! Whoever models hardware, told of the same events as the device's own
+//! Whoever models hardware or records its work, told of the same events as the device's own
 //! [observers](super::observers).
 //!
 //! The rules:
 //! * One event for each part of a block that a request moves. It is made where the observers' is,
 //!   and only if somebody watches.
 //! * A watcher sees, and changes nothing. It is called while a request waits, by many threads at a
-//!   time: it keeps the event for later, and drops it rather than wait.
+//!   time: it keeps what it wants for later, and drops it rather than wait.
+//! * Some watch from the beginning, others for a while. While nobody does, an event costs one load.
 
 use std::fmt::Debug;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::RwLock;
 
 use super::charge::By;
 use super::observers::{Change, Fetch};
 use crate::stats::ModelledReport;
-use lamina_codec::BLOCK_BYTES;
+use lamina_codec::{BLOCK_BYTES, format::Format, plane::PlaneMask, view::View};
+use lamina_store::entry::Entry;
 
 /// What of one block was moved.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Moved {
+#[derive(Clone, Debug)]
+pub struct Moved<'a> {
     /// The block's number in the base window.
     pub block: u64,
     /// Bytes of it that were asked for, or that a host stored; none of a block that was moved for
-    /// others of its KV window.
+    /// others of its KV window, or read because a part of it was stored.
     pub asked: Range<u16>,
     /// Bytes that this device fetched or stored for it, if it did either now.
     pub stored: Option<u16>,
+    /// Whether a device that codes each block by itself fetches or codes it now.
+    pub by_itself: bool,
     /// Whether it was stored into.
     pub write: bool,
+    /// The format of the elements there.
+    pub format: Format,
+    /// The view that was read, if it was one.
+    pub view: Option<&'a View>,
+    /// The planes that were fetched or stored.
+    pub planes: PlaneMask,
+    /// The entry that it was fetched by or is stored as, if it was either and the mode has entries.
+    pub entry: Option<&'a Entry>,
 }
 
 /// Who is told what requests move.
 pub trait Watcher: Debug + Send + Sync {
     /// This was moved. Returns at once.
-    fn moved(&self, moved: Moved);
+    fn moved(&self, moved: &Moved<'_>);
 
     /// What it makes of all so far; a design each.
     fn report(&self) -> Vec<ModelledReport>;
+}
+
+/// Everybody who watches.
+pub(super) struct Watchers {
+    /// Whether there is anybody.
+    any: AtomicBool,
+    all: RwLock<Vec<Arc<dyn Watcher>>>,
+}
+
+impl Watchers {
+    pub(super) fn new(first: Option<Arc<dyn Watcher>>) -> Self {
+        Self { any: AtomicBool::new(first.is_some()), all: RwLock::new(first.into_iter().collect()) }
+    }
+
+    pub(super) fn add(&self, watcher: Arc<dyn Watcher>) {
+        let mut all = self.all.write();
+        all.push(watcher);
+        self.any.store(true, Ordering::Relaxed);
+    }
+
+    /// Takes a watcher away: when this returns, nobody tells it anything any more.
+    pub(super) fn remove(&self, watcher: &Arc<dyn Watcher>) {
+        let mut all = self.all.write();
+        all.retain(|other| !Arc::ptr_eq(other, watcher));
+        self.any.store(!all.is_empty(), Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(super) fn each(&self, tell: impl Fn(&dyn Watcher)) {
+        // Who begins to watch may miss what goes on at that moment.
+        if self.any.load(Ordering::Relaxed) {
+            self.all.read().iter().for_each(|watcher| tell(&**watcher));
+        }
+    }
 }
 
 /// A number that is at most a bundle's.
@@ -49,12 +99,24 @@ fn within(part: &Range<usize>) -> Range<u16> {
 
 /// Tells of a block that was fetched.
 pub(super) fn fetched(watcher: &dyn Watcher, fetch: &Fetch<'_>) {
-    let mut stored = fetch.stored.map(short);
+    let mut moved = Moved {
+        block: fetch.block,
+        asked: 0..0,
+        stored: fetch.stored.map(short),
+        by_itself: fetch.by_itself,
+        write: false,
+        format: fetch.format,
+        view: fetch.view,
+        planes: fetch.planes,
+        entry: fetch.entry,
+    };
     for part in fetch.requested {
-        watcher.moved(Moved { block: fetch.block, asked: within(part), stored: stored.take(), write: false });
+        moved.asked = within(part);
+        watcher.moved(&moved);
+        moved = Moved { stored: None, by_itself: false, entry: None, ..moved };
     }
-    if stored.is_some() {
-        watcher.moved(Moved { block: fetch.block, asked: 0..0, stored, write: false });
+    if moved.stored.is_some() {
+        watcher.moved(&moved);
     }
 }
 
@@ -62,13 +124,31 @@ pub(super) fn fetched(watcher: &dyn Watcher, fetch: &Fetch<'_>) {
 /// What the device does for its own sake is not told.
 pub(super) fn stored(watcher: &dyn Watcher, change: &Change<'_>) {
     let Some(coded) = change.coded.as_ref().filter(|coded| coded.by != By::Maintenance) else { return };
-    let mut stored = Some(short(coded.charge.bytes));
-    for part in change.parts {
-        watcher.moved(Moved { block: change.block, asked: within(part), stored: stored.take(), write: true });
+    let mut moved = Moved {
+        block: change.block,
+        asked: 0..0,
+        stored: None,
+        by_itself: false,
+        write: false,
+        format: Format::Opaque,
+        view: None,
+        planes: PlaneMask(u32::MAX),
+        entry: None,
+    };
+    if let Some(read) = change.read {
+        watcher.moved(&Moved { stored: Some(short(read.charged())), entry: Some(read), ..moved.clone() });
     }
-    if stored.is_some() {
+    let by_itself = coded.by == By::Store;
+    let (stored, entry) = (Some(short(coded.charge.bytes)), coded.entry);
+    moved = Moved { stored, by_itself, write: true, entry, ..moved };
+    for part in change.parts {
+        moved.asked = within(part);
+        watcher.moved(&moved);
+        moved = Moved { stored: None, by_itself: false, entry: None, ..moved };
+    }
+    if moved.stored.is_some() {
         // Of a KV window nobody knows any more which bytes of a block a host stored: all, then.
-        let asked = if coded.by == By::Store { 0..short(BLOCK_BYTES as u64) } else { 0..0 };
-        watcher.moved(Moved { block: change.block, asked, stored, write: true });
+        moved.asked = if by_itself { 0..short(BLOCK_BYTES as u64) } else { 0..0 };
+        watcher.moved(&moved);
     }
 }

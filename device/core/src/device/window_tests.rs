@@ -408,7 +408,16 @@ fn readers_follow_a_tensor_that_comes_and_goes() {
 fn whole_block(block: u64, format: Format) -> Wanted<'static> {
     const WHOLE: std::ops::Range<usize> = 0..BLOCK_BYTES;
     let mask = PlaneMask::all(format);
-    Wanted { block, next: None, mask, inside: WHOLE, requested: &[WHOLE], keep: false, first: true }
+    Wanted {
+        block,
+        next: None,
+        mask,
+        inside: WHOLE,
+        requested: &[WHOLE],
+        keep: false,
+        view: None,
+        first: true,
+    }
 }
 
 /// What is stored of `block`, fetched as a reader does that is then overtaken.

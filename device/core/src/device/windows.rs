@@ -525,7 +525,8 @@ impl KvStaging {
                     let inside = part.start % BLOCK_BYTES;
                     let block = span.first + number as u64;
                     let part = inside..inside + part.len();
-                    let change = Change { block, parts: std::slice::from_ref(&part), coded: None };
+                    let parts = std::slice::from_ref(&part);
+                    let change = Change { block, parts, coded: None, read: None };
                     accounts.observers.stored(&change, &accounts.stats, &mut tally);
                 }
             }

@@ -14,6 +14,8 @@ figures! {
             design: &'static str;
             /// The module that is modelled, and whose currents these are.
             source: String;
+            /// The link that is modelled.
+            link: String;
         }
         figures {
             /// Modelled: parts of blocks that were asked for or stored.
@@ -40,6 +42,15 @@ figures! {
             mean_seconds: Option<f64> = Gauge "modelled_mean" Seconds;
             /// Modelled: seconds from load to use in a controller at 2 GHz, DRAM idle, on average.
             service_seconds: Option<f64> = Gauge "modelled_service" Seconds;
+            /// Modelled: flits from the host to the device.
+            down_flits: u64 = Counter "modelled_down_flits" Count;
+            /// Modelled: flits from the device to the host.
+            up_flits: u64 = Counter "modelled_up_flits" Count;
+            /// Modelled: the part of the time up to the last part that the link to the device was
+            /// busy; null while none passed.
+            down_utilisation: Option<f64> = Gauge "modelled_down_utilisation" Ratio;
+            /// Modelled: the same of the link to the host.
+            up_utilisation: Option<f64> = Gauge "modelled_up_utilisation" Ratio;
         }
     }
 }

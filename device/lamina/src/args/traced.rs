@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::bytes;
+use super::{Client, bytes};
 
 /// Replay one trace through plain, gcomp and trace devices: bytes, fills, link, activations,
 /// energy, latency of the same work. All of it is modelled.
@@ -94,9 +94,10 @@ pub(crate) enum Paced {
     Recorded,
 }
 
-/// Show, replay and convert traces of what was asked of a device.
+/// Record, show, replay and convert traces of what was asked of a device.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Trace {
+    Record(Record),
     /// Say what a trace holds.
     Show {
         /// The trace.
@@ -124,6 +125,39 @@ pub(crate) enum Trace {
         json: bool,
     },
     Convert(Box<Convert>),
+}
+
+/// Record what is asked of a device that is being served, and what it fetches for that.
+///
+/// Until Ctrl-C, unless it is said how long or how much. A device that is not recorded does nothing
+/// for this; while it is, requests that come faster than they can be written down are lost, and the
+/// trace says how many.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  Ten seconds of what a guest does:
+      lamina trace record work.trace --for 10
+      lamina compare work.trace
+  The first million requests that reach another device:
+      lamina trace record work.trace --requests 1000000 --api 127.0.0.1:7070")]
+pub(crate) struct Record {
+    /// The trace, a new file.
+    #[arg(value_name = "OUT")]
+    pub(crate) file: PathBuf,
+    /// Seconds after which it ends.
+    #[arg(long = "for", value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) duration: Option<f64>,
+    /// Requests after which it ends.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) requests: Option<u64>,
+    #[command(flatten)]
+    pub(crate) client: Client,
+}
+
+/// A time that a recording may take: up to a year.
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.0..=31_536_000.0).contains(seconds));
+    seconds.ok_or_else(|| "it must be seconds, from 0 to 31536000".to_owned())
 }
 
 /// Make of a trace one for DRAMSim3 or Ramulator 2, or of one of theirs a trace of lines.

@@ -6,6 +6,7 @@
 //!   counted. Memory is bounded: a queue, and where each block that was moved would lie.
 //! * An error of the model ends the model, not the device.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,7 +20,7 @@ use lamina_model::ModelError;
 use lamina_model::controller::GHZ;
 use lamina_model::dram::Profile;
 use lamina_model::replay::{Options, Outcome, Pace, Run, Subject};
-use lamina_model::trace::{BLOCK_BYTES, Block, BlockKind, Blocks, Request, View};
+use lamina_model::trace::{BLOCK_BYTES, Block, BlockKind, Blocks, Request, Served, View};
 use lamina_store::mode::Mode;
 
 /// Events that wait: some megabytes.
@@ -27,10 +28,16 @@ const QUEUE: usize = 1 << 16;
 /// How often what was modelled is told anew.
 const TOLD: Duration = Duration::from_millis(500);
 
-/// An event and when it was.
+/// What is kept of an event, and when it was.
+#[derive(Clone, Debug)]
 struct Event {
     time_ns: u64,
-    moved: Moved,
+    block: u64,
+    asked: Range<u16>,
+    stored: Option<u16>,
+    write: bool,
+    /// Bits of an element, and how many of them the link carries.
+    bits: (u32, u32),
 }
 
 /// The model of a device at work.
@@ -60,9 +67,12 @@ impl Live {
 }
 
 impl Watcher for Live {
-    fn moved(&self, moved: Moved) {
+    fn moved(&self, moved: &Moved<'_>) {
+        let Moved { block, ref asked, stored, write, format, view, .. } = *moved;
+        let bits = (format.bits(), view.map_or(format.bits(), lamina_codec::view::View::bits));
         let time_ns = u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        if self.queue.try_send(Event { time_ns, moved }).is_err() {
+        let event = Event { time_ns, block, asked: asked.clone(), stored, write, bits };
+        if self.queue.try_send(event).is_err() {
             self.left_out.fetch_add(1, Relaxed);
         }
     }
@@ -80,6 +90,7 @@ impl Watcher for Live {
 struct Designs {
     mode: Mode,
     source: String,
+    link: String,
     plain: Run,
     /// The device's own, unless that is `plain`.
     own: Option<Run>,
@@ -103,9 +114,11 @@ impl Designs {
         Ok(Self {
             mode,
             source: format!("{}: {}", profile.name, profile.currents.source),
+            link: format!("{}; {}", options.link.name, options.link.source),
             plain: run("plain")?,
             own: name.map(run).transpose()?,
-            view: View::full(16),
+            // What is stored of a block here is one plane, and a part of any view.
+            view: View { planes: u64::MAX, ..View::full(16) },
             block: Blocks::default(),
             last_ns: 0,
         })
@@ -139,34 +152,44 @@ impl Designs {
     }
 
     fn take(&mut self, event: &Event) {
-        let Event { time_ns, moved } = event;
+        let Event { time_ns, block, ref asked, stored, write, bits } = *event;
         // Threads hand over in another order than they looked at the clock.
-        self.last_ns = self.last_ns.max(*time_ns);
-        let Some(address) = moved.block.checked_mul(BLOCK_BYTES) else { return };
-        let request = |address, length| Request {
+        self.last_ns = self.last_ns.max(time_ns);
+        let Some(address) = block.checked_mul(BLOCK_BYTES) else { return };
+        let is_asked = !asked.is_empty();
+        let (from, length) =
+            if is_asked { (asked.start.into(), asked.len() as u64) } else { (0, BLOCK_BYTES) };
+        let mut request = Request {
             time_ns: self.last_ns,
-            address,
+            address: address + from,
             length,
             view: 0,
             guest: 0,
-            write: moved.write,
+            write,
+            served: None,
         };
-        if !moved.asked.is_empty() {
-            let asked = request(address + u64::from(moved.asked.start), moved.asked.len() as u64);
-            self.plain.request(&asked, &self.view, &self.block);
+        if is_asked {
+            self.plain.request(&request, &self.view, &self.block);
         }
-        if let (Some(own), Some(stored)) = (&mut self.own, moved.stored) {
+        if let Some(own) = &mut self.own {
+            let fetched = stored.is_some();
+            // A generic device reads what it stores a part of without being told.
+            let by_itself = fetched && (is_asked || write);
+            request.served = Some(Served { asked: is_asked, fetched, by_itself });
+            (self.view.bits, self.view.link_bits) = bits;
             self.block.clear();
-            self.block.insert(moved.block, stored_as(self.mode, stored));
-            own.request(&request(address, BLOCK_BYTES), &self.view, &self.block);
+            if let Some(stored) = stored {
+                self.block.insert(block, stored_as(self.mode, stored));
+            }
+            own.request(&request, &self.view, &self.block);
         }
     }
 
     fn report(&mut self) -> Result<Vec<ModelledReport>, ModelError> {
         let views = std::slice::from_ref(&self.view);
-        let mut reports = vec![report("plain", &self.source, &self.plain.so_far(views)?)];
+        let mut reports = vec![report("plain", &self.source, &self.link, &self.plain.so_far(views)?)];
         if let Some(own) = &mut self.own {
-            reports.push(report(self.mode.name(), &self.source, &own.so_far(views)?));
+            reports.push(report(self.mode.name(), &self.source, &self.link, &own.so_far(views)?));
         }
         Ok(reports)
     }
@@ -181,12 +204,13 @@ fn stored_as(mode: Mode, stored: u16) -> Block {
     };
     // What was moved of a bundle is one range of it, whichever planes they are.
     let planes = if mode == Mode::Trace { vec![stored] } else { Vec::new() };
-    Block { kind, planes, lz4: stored, zstd: stored }
+    Block { kind, planes, lz4: stored, zstd: stored, ..Block::default() }
 }
 
-fn report(design: &'static str, source: &str, outcome: &Outcome) -> ModelledReport {
+fn report(design: &'static str, source: &str, link: &str, outcome: &Outcome) -> ModelledReport {
     let seconds = |ns: u64| f64::from(u32::try_from(ns).unwrap_or(u32::MAX)) / 1e9;
     let dram = outcome.dram.as_ref();
+    let traffic = outcome.link.first().map(|link| link.traffic).unwrap_or_default();
     let latency = dram.map(|dram| &dram.latency_ns).filter(|latency| latency.count > 0);
     #[expect(
         clippy::cast_possible_truncation,
@@ -197,6 +221,7 @@ fn report(design: &'static str, source: &str, outcome: &Outcome) -> ModelledRepo
     ModelledReport {
         design,
         source: source.to_owned(),
+        link: link.to_owned(),
         requests: outcome.requests,
         left_out: 0,
         read_bytes: dram.map_or(0, |dram| 64 * dram.commands.reads),
@@ -208,15 +233,21 @@ fn report(design: &'static str, source: &str, outcome: &Outcome) -> ModelledRepo
         p99_seconds: latency.map(|latency| seconds(latency.p99)),
         mean_seconds: latency.and_then(|latency| latency.mean).map(|ns| ns / 1e9),
         service_seconds: outcome.service_cycles.mean.map(|cycles| cycles / (GHZ * 1e9)),
+        down_flits: traffic.down.flits,
+        up_flits: traffic.up.flits,
+        down_utilisation: traffic.down.utilisation,
+        up_utilisation: traffic.up.utilisation,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use lamina_codec::format::Format;
+    use lamina_codec::plane::PlaneMask;
     use lamina_device::device::{Device, DeviceConfig};
     use lamina_device::layout::Layout;
     use lamina_device::tensor::TensorSpec;
+    use lamina_model::link::{Link, Requests};
 
     use super::*;
 
@@ -284,6 +315,19 @@ mod tests {
         assert!(trace.p50_seconds.unwrap() > 1e-8 && trace.p99_seconds >= trace.p50_seconds, "{told:?}");
         assert!(trace.service_seconds > plain.service_seconds && trace.left_out == 0, "{told:?}");
         assert!(plain.source.contains("ddr5-4800"));
+        // The link carries the words of both alike: 64 blocks down, 64 and four lines up.
+        assert_eq!((plain.down_flits, plain.up_flits), (trace.down_flits, trace.up_flits));
+        let up = Link::named("gen5x16").unwrap();
+        let lines = Requests { reads: 64 * 64 + 4, writes: 64 * 64, partial_writes: 0 };
+        assert_eq!(trace.up_flits, up.carry(lines, None).up.flits);
+        assert!(trace.up_utilisation > Some(0.0) && trace.down_utilisation < Some(1.0), "{told:?}");
+        // A packed view carries 12 bits of 16.
+        let packed = device.create_view("weights", "e8m3:packed").unwrap();
+        device.read_views(packed.offset, &mut out[..192 << 10]).unwrap();
+        let told = settled(&device, 130 + 64);
+        let lines = Requests { reads: lines.reads + 3 * 1024, ..lines };
+        assert_eq!(told[1].up_flits, up.carry(lines, None).up.flits);
+        assert!(told[0].up_flits > told[1].up_flits, "{told:?}");
     }
 
     /// Nobody stores into a KV window twice: it is told when it is coded, each block whole.
@@ -332,13 +376,23 @@ mod tests {
     #[test]
     fn what_comes_too_fast_is_left_out_and_counted() {
         let live = Live::start(Mode::Trace, &Profile::named("ddr5-4800").unwrap()).unwrap();
-        let moved = Moved { block: 7, asked: 0..4096, stored: Some(3000), write: false };
+        let moved = Moved {
+            block: 7,
+            asked: 0..4096,
+            stored: Some(3000),
+            by_itself: true,
+            write: false,
+            format: Format::Bf16,
+            view: None,
+            planes: PlaneMask::all(Format::Bf16),
+            entry: None,
+        };
         let begun = Instant::now();
         for _ in 0..4 * QUEUE {
-            live.moved(moved.clone());
+            live.moved(&moved);
         }
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
         assert!(live.left_out.load(Relaxed) > 0);
-        live.moved(Moved { block: u64::MAX, ..moved });
+        live.moved(&Moved { block: u64::MAX, ..moved });
     }
 }

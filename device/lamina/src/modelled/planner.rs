@@ -1,10 +1,24 @@
-//! `lamina model --page`: the model as one HTML file with sliders, for who has no terminal at hand.
+//! The model as one HTML page with sliders, for who has no terminal at hand: `lamina model --page`
+//! writes it, and a device serves it at `/planner`.
 //!
 //! The formulas are in it a second time, in JavaScript. `guest-tests/clients/page.py` holds what a
 //! browser makes of them against this program's.
 
+use anyhow::{Context, Result};
 use lamina_model::system::{PRESETS, Ratios, Server, Shape};
 use serde_json::json;
+
+/// Contexts of the page that a device serves, tokens: those of `lamina model`.
+const CONTEXTS: [u64; 7] = [4 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 192 << 10, 256 << 10];
+
+/// The page that a device serves: the paper's model and server first.
+///
+/// # Errors
+/// None: the preset is known.
+pub(crate) fn served() -> Result<String> {
+    let shape = Shape::preset("gpt-oss-120b-mxfp4").context("the preset is gone")?;
+    Ok(page(&shape, &Server::default(), &CONTEXTS))
+}
 
 /// The page, with `shape` first among the LLMs to choose from.
 pub(super) fn page(shape: &Shape, server: &Server, contexts: &[u64]) -> String {

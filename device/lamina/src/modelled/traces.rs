@@ -37,6 +37,7 @@ pub(crate) fn compare(args: &Compare) -> Result<()> {
 pub(crate) fn trace(command: &Trace) -> Result<()> {
     let mut text = Vec::new();
     match command {
+        Trace::Record(_) => bail!("a recording waits for a device"),
         Trace::Show { file, requests, json } => {
             show(&mut text, file, *requests, *json).with_context(|| format!("{}", file.display()))?;
         }
@@ -136,6 +137,9 @@ fn print(out: &mut impl Write, comparison: &Comparison, json: bool) -> Result<()
     if let Some(assumed) = comparison.designs.iter().map(|design| design.assumed).max().filter(|n| *n > 0) {
         let (assumed, of) = (HumanCount(assumed), &options.assumed);
         writeln!(out, "{assumed} blocks have assumed ratios: planes {} ({})", of.trace, of.source)?;
+    }
+    if comparison.lost > 0 {
+        writeln!(out, "{} requests were lost while this was recorded", HumanCount(comparison.lost))?;
     }
     writeln!(out, "\n{}\n", moved(&comparison.designs))?;
     writeln!(
@@ -289,6 +293,7 @@ fn show(out: &mut impl Write, path: &Path, shown: u64, json: bool) -> Result<()>
     let (mut views, mut requests, mut first) = (Vec::new(), Vec::new(), Vec::new());
     let (mut kinds, mut guests) = ([0_u64; 3], BTreeSet::new());
     let (mut reads, mut writes, mut bytes, mut last_ns) = (0_u64, 0_u64, 0_u64, 0);
+    let (mut lost, mut unasked) = (0, 0_u64);
     while let Some(item) = reader.next_item()? {
         match item {
             Item::View(view) => {
@@ -302,7 +307,9 @@ fn show(out: &mut impl Write, path: &Path, shown: u64, json: bool) -> Result<()>
                     BlockKind::Bypassed => 2,
                 }] += 1;
             }
+            Item::Lost(requests) => lost += requests,
             Item::Request(request) => {
+                unasked += u64::from(request.served.is_some_and(|served| !served.asked));
                 *(if request.write { &mut writes } else { &mut reads }) += 1;
                 bytes += request.length;
                 last_ns = request.time_ns;
@@ -323,6 +330,7 @@ fn show(out: &mut impl Write, path: &Path, shown: u64, json: bool) -> Result<()>
             .collect();
         let whole = json!({
             "seen": seen, "device_bytes": device_bytes, "reads": reads, "writes": writes, "bytes": bytes, "ns": last_ns,
+            "lost": lost, "unasked": unasked,
             "guests": guests, "views": views, "blocks": {"coded": coded, "zeros": zeros, "bypassed": bypassed}, "requests": first,
         });
         serde_json::to_writer_pretty(&mut *out, &whole)?;
@@ -340,6 +348,13 @@ fn show(out: &mut impl Write, path: &Path, shown: u64, json: bool) -> Result<()>
         std::time::Duration::from_nanos(last_ns).as_secs_f64(),
         guests.len()
     )?;
+    if unasked > 0 {
+        let unasked = HumanCount(unasked);
+        writeln!(out, "{unasked} of these were moved because of others, and nobody asked for them")?;
+    }
+    if lost > 0 {
+        writeln!(out, "{} requests were lost while this was recorded", HumanCount(lost))?;
+    }
     writeln!(out, "blocks said: {coded} coded, {zeros} of zeros, {bypassed} bypassed\n")?;
     let mut table = new_table(&["view", "bits", "on the link", "planes", "requests"], 1);
     for (view, requests) in views.iter().zip(&requests) {
@@ -389,7 +404,8 @@ fn convert(args: &Convert, input: BufReader<File>, mut output: BufWriter<File>) 
                 }
                 // A cycle of theirs is taken for a nanosecond.
                 let (write, time_ns) = (access.write, access.cycle);
-                writer.request(&Request { time_ns, address, length: 64, view: 0, guest: 0, write })?;
+                let (length, view, guest, served) = (64, 0, 0, None);
+                writer.request(&Request { time_ns, address, length, view, guest, write, served })?;
                 lines += 1;
             }
             writer.finish()?;

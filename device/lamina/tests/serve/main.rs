@@ -33,6 +33,7 @@ mod poison;
 mod pool;
 mod pressure;
 mod program;
+mod recorded;
 mod shmem;
 mod statuses;
 mod stops;

@@ -32,7 +32,9 @@ fn a_device_that_is_modelled_says_what_its_dram_would_have_done() {
         let [plain, trace] = modelled(&rig);
         assert_eq!((&plain["design"], &trace["design"]), (&"plain".into(), &"trace".into()));
         assert!(plain["source"].as_str().unwrap().starts_with("ddr5-6400"), "{plain}");
-        for field in ["written_bytes", "activates", "access_picojoules", "requests"] {
+        assert!(plain["link"].as_str().unwrap().starts_with("gen5x16"), "{plain}");
+        for field in ["up_flits", "down_flits", "written_bytes", "activates", "access_picojoules", "requests"]
+        {
             assert!(plain[field].as_u64() > Some(0) && trace[field].as_u64() > Some(0), "{plain} {trace}");
         }
         // A view of 9 planes of 16 of what does not code: fewer bytes, index entries and all.
@@ -40,6 +42,11 @@ fn a_device_that_is_modelled_says_what_its_dram_would_have_done() {
         let stream = std::os::unix::net::UnixStream::connect(rig.place.path("run/api.sock")).unwrap();
         let (_, _, metrics) = answer(stream, &request("GET", "/metrics", ""));
         assert!(metrics.contains("lamina_modelled_activates_total{design=\"plain\"} "), "{metrics}");
+        assert!(metrics.contains("lamina_modelled_up_flits_total{design=\"trace\"} "), "{metrics}");
+        let stream = std::os::unix::net::UnixStream::connect(rig.place.path("run/api.sock")).unwrap();
+        let (status, head, page) = answer(stream, &request("GET", "/planner", ""));
+        assert!(status == 200 && head.contains("default-src 'none'"), "{head}");
+        assert!(page.contains("gpt-oss-120b-mxfp4") && !page.contains("GIVEN"), "{page}");
         let told = lamina(&["stats", "--api", &rig.place.text("run/api.sock")]).output().unwrap();
         assert!(String::from_utf8_lossy(&told.stdout).contains("modelled:"), "{told:?}");
     });

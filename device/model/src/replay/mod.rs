@@ -14,6 +14,9 @@
 //! * Each store of a block codes it, and writes its entry. One in part reads it first.
 //! * A miss of the index reads 64 bytes more, in front of the block in latency.
 //! * Blocks of which the trace says nothing have [`Assumed`] ratios, and are counted.
+//!
+//! What was recorded of a device says besides whether it fetched a block or had its words at hand,
+//! and where the bundle lies. Then `trace` and `gcomp` do the same, and no buffer is modelled.
 
 mod run;
 #[cfg(test)]
@@ -29,7 +32,7 @@ use crate::dram::{Counts, Energy, Profile};
 use crate::link::{Link, Traffic};
 use crate::number::within;
 use crate::trace::text::LineAccess;
-use crate::trace::{Block, BlockKind, Blocks, Header, Item, Reader, View};
+use crate::trace::{Block, Blocks, Header, Item, Reader, View};
 use crate::{ModelError, Summary};
 
 /// By what `gcomp` codes words.
@@ -134,7 +137,7 @@ impl Assumed {
         for bytes in coded {
             *bytes = bytes.saturating_sub(each);
         }
-        Block { kind: BlockKind::Coded, planes, lz4: bytes(self.lz4), zstd: bytes(self.zstd) }
+        Block { planes, lz4: bytes(self.lz4), zstd: bytes(self.zstd), ..Block::default() }
     }
 }
 
@@ -264,7 +267,7 @@ pub struct Outcome {
     pub buffered: u64,
     /// Blocks of zeros.
     pub zeros: u64,
-    /// Blocks of which the trace says nothing.
+    /// Blocks of which the trace does not say how many bytes the design stores.
     pub assumed: u64,
     /// Cycles from load to use of each block, DRAM idle, by the paper's stages.
     pub service_cycles: Summary,
@@ -281,6 +284,8 @@ pub struct Comparison {
     pub label: &'static str,
     /// The trace.
     pub trace: Header,
+    /// Requests that its recorder lost; no design did them.
+    pub lost: u64,
     /// How it was replayed.
     pub options: Options,
     /// Each design.
@@ -306,9 +311,9 @@ pub fn compare<R: Read>(
         }
         Ok(())
     })
-    .and_then(|views| {
+    .and_then(|(views, lost)| {
         let designs = runs.into_iter().map(|run| run.finish(&views)).collect::<Result<_, _>>()?;
-        Ok(Comparison { label: "modelled", trace: header, options: options.clone(), designs })
+        Ok(Comparison { label: "modelled", trace: header, lost, options: options.clone(), designs })
     })
 }
 
@@ -332,12 +337,13 @@ pub fn lines<R: Read>(
     Ok(())
 }
 
-/// Gives each request with the views and blocks that were said before it; then the views.
+/// Gives each request with the views and blocks that were said before it; then the views, and how
+/// many requests were lost.
 fn each<R: Read>(
     reader: &mut Reader<R>,
     mut take: impl FnMut(&[View], &Blocks, &crate::trace::Request) -> Result<(), ModelError>,
-) -> Result<Vec<View>, ModelError> {
-    let (mut views, mut blocks) = (Vec::new(), Blocks::default());
+) -> Result<(Vec<View>, u64), ModelError> {
+    let (mut views, mut blocks, mut lost) = (Vec::new(), Blocks::default(), 0_u64);
     while let Some(item) = reader.next_item()? {
         match item {
             Item::View(view) => views.push(view),
@@ -345,7 +351,8 @@ fn each<R: Read>(
                 blocks.insert(number, block);
             }
             Item::Request(request) => take(&views, &blocks, &request)?,
+            Item::Lost(requests) => lost += requests,
         }
     }
-    Ok(views)
+    Ok((views, lost))
 }

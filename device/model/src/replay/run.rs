@@ -10,7 +10,7 @@ use crate::dram::{Access, Done, Dram, Energy};
 use crate::link::{Direction, Requests};
 use crate::number::float;
 use crate::trace::text::LineAccess;
-use crate::trace::{BLOCK_BYTES, Block, BlockKind, Blocks, NumberHasher, Request, View};
+use crate::trace::{BLOCK_BYTES, Block, BlockKind, Blocks, NumberHasher, Request, Served, View};
 use crate::{Histogram, ModelError};
 
 /// A request whose bursts are under way.
@@ -19,6 +19,19 @@ struct Open {
     begin: Option<u64>,
     end: u64,
     complete: bool,
+}
+
+/// What is asked of one block.
+#[derive(Clone, Copy)]
+struct Asked {
+    whole: bool,
+    write: bool,
+    served: Option<Served>,
+}
+
+/// The planes that a block's stream holds: the most significant is bit 0.
+fn joint_planes(block: &Block) -> u64 {
+    1_u64.checked_shl(block.joint.into()).unwrap_or(0).wrapping_sub(1) << 1
 }
 
 /// Lines moved and where: by which of the two ways a line's number becomes a place.
@@ -118,10 +131,13 @@ impl Run {
     /// Does what a request asks for.
     pub fn request(&mut self, request: &Request, view: &View, blocks: &Blocks) {
         let end = request.address + request.length;
-        self.sums.requests += 1;
-        self.sums.asked += request.length;
         self.sums.last_ns = request.time_ns;
-        self.count_link(request, view);
+        let asked = request.served.is_none_or(|served| served.asked);
+        if asked {
+            self.sums.requests += 1;
+            self.sums.asked += request.length;
+            self.count_link(request, view);
+        }
         if let Some(profile) = &self.options.dram {
             self.now = match self.options.pace {
                 Pace::Full => 0,
@@ -132,17 +148,21 @@ impl Run {
             self.now = self.sums.requests;
         }
         if self.subject.design == Design::Plain {
-            self.plain(request.address, end, request.write);
+            if asked {
+                self.plain(request.address, end, request.write);
+            }
         } else {
             let mut at = request.address;
             while at < end {
                 let block = at / BLOCK_BYTES;
                 let part = end.min((block + 1) * BLOCK_BYTES) - at;
-                let whole = part == BLOCK_BYTES;
                 let stored = blocks.get(&block);
-                self.sums.assumed += u64::from(stored.is_none());
                 let assumed = Rc::clone(&self.assumed);
-                self.block(block, stored.unwrap_or(&assumed), view, request.write, whole);
+                let asked =
+                    Asked { whole: part == BLOCK_BYTES, write: request.write, served: request.served };
+                self.block(block, stored.unwrap_or(&assumed), view, asked);
+                let is_used = request.served.is_none_or(|served| self.moves(served));
+                self.sums.assumed += u64::from(is_used && !self.is_known(stored));
                 at += part;
             }
         }
@@ -184,26 +204,57 @@ impl Run {
         }
     }
 
-    fn block(&mut self, number: u64, block: &Block, view: &View, write: bool, whole: bool) {
+    /// Whether a device of this design moved what was served so.
+    fn moves(&self, served: Served) -> bool {
+        if self.subject.design == Design::Trace { served.fetched } else { served.by_itself }
+    }
+
+    /// Whether the trace says how many bytes the design stores for a block.
+    fn is_known(&self, stored: Option<&Block>) -> bool {
+        let coded = |block: &Block| match (self.subject.design, self.subject.codec) {
+            (Design::Gcomp, Some(WordCodec::Lz4)) => block.lz4 > 0,
+            (Design::Gcomp, _) => block.zstd > 0,
+            _ => block.has_layout() || block.lz4 > 0,
+        };
+        stored.is_some_and(|block| block.kind != BlockKind::Coded || coded(block))
+    }
+
+    fn block(&mut self, number: u64, block: &Block, view: &View, asked: Asked) {
+        let Asked { whole, write, served } = asked;
         let design = self.subject.design;
         let wanted = match (design, write) {
             (Design::Trace, false) => view.planes,
             _ => u64::MAX,
         };
-        let held = self.buffer.iter().position(|(held, planes)| *held == number && wanted & !planes == 0);
-        if !write && let Some(at) = held {
+        let held = match served {
+            None => self.buffer.iter().position(|(held, planes)| *held == number && wanted & !planes == 0),
+            Some(_) => None,
+        };
+        let moves = served
+            .is_none_or(|served| if design == Design::Trace { served.fetched } else { served.by_itself });
+        if !moves && served.is_some_and(|served| !served.asked) {
+            return;
+        }
+        if !write && (held.is_some() || !moves) {
             self.sums.buffered += 1;
-            self.buffer.swap(0, at);
+            if let Some(at) = held {
+                self.buffer.swap(0, at);
+            }
             self.service.add(design.cycles(Stored::Nothing, true));
             return;
         }
+        if !moves {
+            return;
+        }
+        // A device that was recorded says itself what it read to store a part.
+        let reads_first = !whole && held.is_none() && !(design == Design::Trace && served.is_some());
         let hit = self.cache.touch(number);
         *(if hit { &mut self.sums.hits } else { &mut self.sums.misses }) += 1;
         if !hit {
             self.sums.index += 64;
             self.burst(self.index_line + number, Way::ByLine, false);
         }
-        if !write || (!whole && held.is_none()) {
+        if !write || reads_first {
             let fetched = self.move_block(number, block, wanted, false);
             self.sums.read += fetched;
             self.sums.fills += u64::from(fetched > 0);
@@ -221,7 +272,9 @@ impl Run {
             self.sums.index += 64;
             self.burst(self.index_line + number, Way::ByLine, true);
         }
-        self.keep(number, wanted);
+        if served.is_none() {
+            self.keep(number, wanted);
+        }
     }
 
     /// Keeps a decoded block in the buffer.
@@ -238,38 +291,51 @@ impl Run {
         if block.kind == BlockKind::Zeros {
             return 0;
         }
-        if self.subject.design == Design::Trace && !block.planes.is_empty() {
+        if self.subject.design == Design::Trace && block.has_layout() {
             return match self.subject.placement {
-                Placement::Planes => self.move_planes(number, block, wanted, write),
+                Placement::Planes if !block.planes.is_empty() => {
+                    self.move_planes(number, block, wanted, write)
+                }
                 _ => self.move_bundle(number, block, wanted, write),
             };
         }
-        let coded = match self.subject.codec {
+        let of = |block: &Block| match self.subject.codec {
             Some(WordCodec::Zstd) => block.zstd,
             _ => block.lz4,
         };
-        let bytes = if coded == 0 { BLOCK_BYTES } else { u64::from(coded).min(BLOCK_BYTES) };
+        let bytes = match (of(block), block.kind) {
+            (0, BlockKind::Coded) => of(&self.assumed).into(),
+            (0, _) => BLOCK_BYTES,
+            (coded, _) => u64::from(coded).min(BLOCK_BYTES),
+        };
         let count = bytes.div_ceil(64);
-        let first = self.segment(number, count);
+        let first = self.segment(number, count, None);
         (0..count).for_each(|line| self.burst(first + line, Way::ByRow, write));
         64 * count
     }
 
     fn move_bundle(&mut self, number: u64, block: &Block, wanted: u64, write: bool) -> u64 {
-        let all: u64 = block.planes.iter().map(|plane| u64::from(*plane)).sum();
-        let first = self.segment(number, all.div_ceil(64));
+        let first = self.segment(number, block.bytes().div_ceil(64), block.segment);
         let (mut offset, mut next, mut moved) = (0, 0, 0);
-        for (plane, length) in block.planes.iter().enumerate() {
-            let length = u64::from(*length);
-            if length > 0 && wanted >> plane & 1 == 1 {
+        let mut part = |run: &mut Self, length: u16, is_wanted: bool| {
+            let length = u64::from(length);
+            if length > 0 && is_wanted {
                 let touched = lines(offset, offset + length);
                 for line in touched.start.max(next)..touched.end {
-                    self.burst(first + line, Way::ByRow, write);
+                    run.burst(first + line, Way::ByRow, write);
                     moved += 64;
                 }
                 next = touched.end;
             }
             offset += length;
+        };
+        part(self, block.head, true);
+        let joint = joint_planes(block);
+        for (plane, length) in block.planes.iter().enumerate() {
+            if plane == 1 {
+                part(self, block.stream, wanted & joint != 0);
+            }
+            part(self, *length, wanted >> plane & 1 == 1);
         }
         moved
     }
@@ -281,13 +347,24 @@ impl Run {
         let place = (BLOCK_BYTES / planes).div_ceil(64).clamp(1, columns);
         let in_row = (columns / place).max(1);
         let mut moved = 0;
+        let joint = joint_planes(block);
+        // A stream lies in the rows of its planes, which are fetched together.
+        let share = block.stream.div_ceil(u16::from(block.joint).max(1));
         for (plane, length) in (0..).zip(&block.planes) {
-            if *length == 0 || wanted >> plane & 1 == 0 {
+            let is_joint = joint >> plane & 1 == 1;
+            let is_wanted = if is_joint { wanted & joint != 0 } else { wanted >> plane & 1 == 1 };
+            // The head lies before the first plane.
+            let (length, most) = match plane {
+                0 => (length + block.head, columns),
+                _ if is_joint => (length + share, place),
+                _ => (*length, place),
+            };
+            if length == 0 || !(is_wanted || plane == 0 && block.head > 0) {
                 continue;
             }
             let row = number / in_row * planes + plane;
             let first = row * columns + number % in_row * place;
-            for line in 0..u64::from(*length).div_ceil(64).min(place) {
+            for line in 0..u64::from(length).div_ceil(64).min(most) {
                 self.burst(first + line, Way::ByRow, write);
                 moved += 64;
             }
@@ -295,8 +372,12 @@ impl Run {
         moved
     }
 
-    /// Where a block's bundle of so many lines lies: behind all others when it is new or grew.
-    fn segment(&mut self, number: u64, count: u64) -> u64 {
+    /// Where a block's bundle of so many lines lies: where it is `known` to, or behind all others
+    /// when it is new or grew.
+    fn segment(&mut self, number: u64, count: u64, known: Option<u64>) -> u64 {
+        if let Some(first) = known {
+            return first;
+        }
         let next = self.next_line;
         let held = self.segments.entry(number).or_insert((next, 0));
         if held.1 < count {

@@ -1,14 +1,14 @@
 //! The same work under each design, by hand and by what must hold of any.
 
 use super::*;
-use crate::trace::{Request, Seen, Writer};
+use crate::trace::{BlockKind, Request, Seen, Writer};
 
 const DEVICE: u64 = 1 << 30;
 
 fn block(plane: u16, exponent: u16) -> Block {
     let mut planes = vec![plane; 16];
     planes[1..9].fill(exponent);
-    Block { kind: BlockKind::Coded, planes, lz4: 4096, zstd: 3200 }
+    Block { planes, lz4: 4096, zstd: 3200, ..Block::default() }
 }
 
 fn views() -> Vec<View> {
@@ -34,6 +34,7 @@ fn trace(blocks: &[(u64, Block)], requests: &[(u64, u64, u32, bool)]) -> Vec<u8>
             view: *view,
             guest: 0,
             write: *write,
+            served: None,
         };
         writer.request(&request).unwrap();
     }

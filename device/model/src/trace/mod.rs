@@ -5,7 +5,7 @@
 //! | header | |
 //! |---|---|
 //! | 0 | `LAMTRACE` |
-//! | 8 | version, 16 bits: 1 |
+//! | 8 | version, 16 bits: 2; 1 is read, too |
 //! | 10 | what an address is, 8 bits: 0 requests that reached a device, 1 lines that a processor asked for |
 //! | 11 | zeros, 5 bytes |
 //! | 16 | bytes of the device, 64 bits |
@@ -18,9 +18,12 @@
 //! | tag | record |
 //! |---|---|
 //! | `V` | a view: length of its name and the name, bits of an element, bits that the link carries of it, mask of its planes (the most significant plane is bit 0) |
-//! | `B` | a block: number less that of the one before, kind (0 coded, 1 zeros, 2 bypassed), bits of an element, stored bytes of each plane, bytes as words by lz4 and by zstd |
-//! | `R` | a request: view and twice that and whether it is a write, guest, nanoseconds since the one before, address less the end of the one before (zigzag), bytes |
+//! | `B` | a block: number less that of the one before, kind (0 coded, 1 zeros, 2 bypassed), one more than the first line of its segment or 0 if nobody knows that, bytes of the head, bytes of the stream and planes in it, number of planes, stored bytes of each plane, bytes as words by lz4 and by zstd or 0 if nobody knows them |
+//! | `R` | a request: 16 times its view and bits (0 a write, 1 asked for, 2 fetched, 3 fetched by itself; none of the last three if nobody knows), guest, nanoseconds since the one before, address less the end of the one before (zigzag), bytes |
+//! | `L` | requests that were lost here: how many |
 //! | `E` | none. Two varints say how many requests and blocks came before. The last chunk |
+//!
+//! In version 1 a block has no segment, head and stream, and a request has twice its view and one bit.
 //!
 //! All fields of records are varints. Differences begin at 0 in each chunk, so a chunk can be read
 //! alone; a chunk of requests begins with the time that its first follows, as a varint.
@@ -42,8 +45,8 @@ use serde::Serialize;
 pub use self::read::{Item, Reader};
 pub use self::write::Writer;
 
-/// The version that is written and read.
-pub const VERSION: u16 = 1;
+/// The version that is written.
+pub const VERSION: u16 = 2;
 /// Bytes of a block.
 pub const BLOCK_BYTES: u64 = 4096;
 /// Bytes that one request may ask for.
@@ -101,24 +104,47 @@ impl View {
     }
 }
 
-/// How a block is stored.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// How a block is stored. Its bundle is the head, the first plane, the stream and the other planes,
+/// in this order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Block {
     /// Its state.
     pub kind: BlockKind,
-    /// Stored bytes of each plane, most significant first.
+    /// Where its bundle lies in the store, in lines of 64 bytes; none if nobody knows.
+    pub segment: Option<u64>,
+    /// Bytes that are fetched with any of its planes; all of them where there are no planes.
+    pub head: u16,
+    /// Bytes of the stream that holds several planes.
+    pub stream: u16,
+    /// How many: the second plane and those that follow it.
+    pub joint: u8,
+    /// Stored bytes of each plane, most significant first; 0 of those in the stream.
     pub planes: Vec<u16>,
-    /// Bytes that it takes as words by lz4.
+    /// Bytes that it takes as words by lz4; 0 if nobody knows.
     pub lz4: u16,
     /// The same by zstd.
     pub zstd: u16,
 }
 
+impl Block {
+    /// Whether anybody knows how its bundle is made.
+    pub fn has_layout(&self) -> bool {
+        self.head > 0 || !self.planes.is_empty()
+    }
+
+    /// Bytes of its bundle.
+    pub fn bytes(&self) -> u64 {
+        let planes: u64 = self.planes.iter().map(|plane| u64::from(*plane)).sum();
+        planes + u64::from(self.head) + u64::from(self.stream)
+    }
+}
+
 /// The state of a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BlockKind {
     /// Some planes are coded.
+    #[default]
     Coded,
     /// It is all zeros, and nothing is stored.
     Zeros,
@@ -141,6 +167,21 @@ pub struct Request {
     pub guest: u32,
     /// Whether it stores.
     pub write: bool,
+    /// How it was served, if that was recorded.
+    pub served: Option<Served>,
+}
+
+/// How a device that was recorded served a request. A replay does the same; where nobody knows, its
+/// own buffer decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Served {
+    /// Whether somebody asked for these bytes. Others are moved because of some of their KV window,
+    /// or because a part of their block is stored.
+    pub asked: bool,
+    /// Whether its blocks were fetched, or coded if it is a write. Else their words were at hand.
+    pub fetched: bool,
+    /// The same of a device that codes each block by itself.
+    pub by_itself: bool,
 }
 
 /// Blocks by their numbers.

@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read};
 
 use super::{
     BLOCK_BYTES, Block, BlockKind, CHUNK_HEADER, HEADER, Header, MAGIC, MAX_DEVICE, MAX_PAYLOAD, MAX_PLANES,
-    MAX_REQUEST, MAX_VIEWS, Request, Seen, VERSION, View, unzigzag,
+    MAX_REQUEST, MAX_VIEWS, Request, Seen, Served, VERSION, View, unzigzag,
 };
 use crate::ModelError;
 
@@ -17,12 +17,15 @@ pub enum Item {
     Block(u64, Block),
     /// A request.
     Request(Request),
+    /// So many requests were lost here.
+    Lost(u64),
 }
 
 /// A trace that is being read.
 pub struct Reader<R: Read> {
     from: R,
     header: Header,
+    version: u16,
     payload: Vec<u8>,
     at: usize,
     tag: u8,
@@ -36,16 +39,20 @@ pub struct Reader<R: Read> {
     requests: u64,
     blocks: u64,
     over: bool,
+    cut: bool,
 }
+
+/// Bytes that a part of a bundle may have: a block and its checks.
+const MAX_STORED: u32 = 4160;
 
 fn form(why: String) -> ModelError {
     ModelError::Form { what: "the trace".to_owned(), why }
 }
 
-/// Fills `bytes`, or says that the trace was cut short.
-fn fill(from: &mut impl Read, bytes: &mut [u8], what: &str) -> Result<(), ModelError> {
+/// Fills `bytes`, or says that the trace was cut short and what of it is `whole`.
+fn fill(from: &mut impl Read, bytes: &mut [u8], what: &str, whole: &str) -> Result<(), ModelError> {
     from.read_exact(bytes).map_err(|why| match why.kind() {
-        ErrorKind::UnexpectedEof => form(format!("it is cut short: {what} is not whole")),
+        ErrorKind::UnexpectedEof => form(format!("it is cut short: {what} is not whole; {whole}")),
         _ => form(format!("{what} cannot be read: {why}")),
     })
 }
@@ -61,13 +68,14 @@ impl<R: Read> Reader<R> {
     /// It is no trace, one of another version, or damaged.
     pub fn new(mut from: R) -> Result<Self, ModelError> {
         let mut bytes = [0; HEADER];
-        fill(&mut from, &mut bytes, "the header")?;
+        fill(&mut from, &mut bytes, "the header", "nothing behind it is there")?;
         if &bytes[..8] != MAGIC {
             return Err(form("it does not begin with LAMTRACE".to_owned()));
         }
         let version = u16::from_le_bytes([bytes[8], bytes[9]]);
-        if version != VERSION {
-            return Err(form(format!("its version is {version}, and this program reads {VERSION}")));
+        if !(1..=VERSION).contains(&version) {
+            let why = format!("its version is {version}, and this program reads 1 to {VERSION}");
+            return Err(form(why));
         }
         if crc32c::crc32c(&bytes[..24]) != u32_at(&bytes, 24) {
             return Err(form("its header is damaged: the checksum differs".to_owned()));
@@ -86,6 +94,7 @@ impl<R: Read> Reader<R> {
         Ok(Self {
             from,
             header: Header { seen, device_bytes },
+            version,
             payload: Vec::new(),
             at: 0,
             tag: 0,
@@ -99,7 +108,13 @@ impl<R: Read> Reader<R> {
             requests: 0,
             blocks: 0,
             over: false,
+            cut: false,
         })
+    }
+
+    /// Whether it ended before it was over: what was given so far is whole.
+    pub fn is_cut(&self) -> bool {
+        self.cut
     }
 
     /// What the trace says of itself.
@@ -122,6 +137,7 @@ impl<R: Read> Reader<R> {
         let item = match self.tag {
             b'V' => self.view()?,
             b'B' => self.read_block()?,
+            b'L' => Item::Lost(self.number()?),
             _ => self.request()?,
         };
         if self.left == 0 && self.at < self.payload.len() {
@@ -137,14 +153,17 @@ impl<R: Read> Reader<R> {
     fn next_chunk(&mut self) -> Result<(), ModelError> {
         self.chunk += 1;
         let mut header = [0; CHUNK_HEADER];
-        fill(&mut self.from, &mut header, &format!("chunk {} or the last one", self.chunk))?;
+        self.cut = true;
+        let whole = format!("{} requests and {} blocks before it are whole", self.requests, self.blocks);
+        fill(&mut self.from, &mut header, &format!("chunk {} or the last one", self.chunk), &whole)?;
         let (records, length) = (u32_at(&header, 4), u32_at(&header, 8));
         let bytes = usize::try_from(length).unwrap_or(usize::MAX);
-        if !b"VBRE".contains(&header[0]) || bytes > MAX_PAYLOAD {
+        if !b"VBRLE".contains(&header[0]) || bytes > MAX_PAYLOAD {
             return Err(self.wrong(&format!("is of kind {} with {length} bytes", header[0])));
         }
         self.payload.resize(bytes, 0);
-        fill(&mut self.from, &mut self.payload, &format!("chunk {}", self.chunk))?;
+        fill(&mut self.from, &mut self.payload, &format!("chunk {}", self.chunk), &whole)?;
+        self.cut = false;
         let check = crc32c::crc32c_append(crc32c::crc32c(&header[..12]), &self.payload);
         if check != u32_at(&header, 12) {
             return Err(self.wrong("is damaged: the checksum differs"));
@@ -231,13 +250,24 @@ impl<R: Read> Reader<R> {
                 return Err(ModelError::field(&format!("kind of block {number}"), &other, "0, 1 or 2"));
             }
         };
-        let count = self.within("planes of a block", MAX_PLANES.into())?;
         let stored = |reader: &mut Self, field| {
-            reader.small(field, 4160).map(|bytes| u16::try_from(bytes).unwrap_or(0))
+            reader.small(field, MAX_STORED).map(|bytes| u16::try_from(bytes).unwrap_or(0))
         };
-        let planes = (0..count).map(|_| stored(self, "bytes of a plane")).collect::<Result<Vec<_>, _>>()?;
-        let (lz4, zstd) = (stored(self, "bytes by lz4")?, stored(self, "bytes by zstd")?);
-        if planes.iter().map(|plane| u64::from(*plane)).sum::<u64>() > 2 * BLOCK_BYTES {
+        let mut block = Block { kind, ..Block::default() };
+        if self.version > 1 {
+            block.segment = self.within("segment of a block", MAX_DEVICE / 64)?.checked_sub(1);
+            block.head = stored(self, "bytes of a head")?;
+            block.stream = stored(self, "bytes of a stream")?;
+            block.joint = u8::try_from(self.small("planes in a stream", MAX_PLANES)?).unwrap_or(0);
+        }
+        let count = self.within("planes of a block", MAX_PLANES.into())?;
+        block.planes = (0..count).map(|_| stored(self, "bytes of a plane")).collect::<Result<_, _>>()?;
+        (block.lz4, block.zstd) = (stored(self, "bytes by lz4")?, stored(self, "bytes by zstd")?);
+        if usize::from(block.joint) > block.planes.len().saturating_sub(1) {
+            let must = format!("fewer than the planes, {count}");
+            return Err(ModelError::field(&format!("joint planes of block {number}"), &block.joint, &must));
+        }
+        if block.bytes() > 2 * BLOCK_BYTES {
             return Err(ModelError::field(
                 &format!("planes of block {number}"),
                 "more than two blocks",
@@ -245,7 +275,7 @@ impl<R: Read> Reader<R> {
             ));
         }
         self.blocks += 1;
-        Ok(Item::Block(number, Block { kind, planes, lz4, zstd }))
+        Ok(Item::Block(number, block))
     }
 
     #[inline]
@@ -254,11 +284,12 @@ impl<R: Read> Reader<R> {
             self.time = self.number()?;
         }
         let word = self.number()?;
-        let view = u32::try_from(word >> 1).unwrap_or(u32::MAX);
+        let bits = if self.version > 1 { 4 } else { 1 };
+        let view = u32::try_from(word >> bits).unwrap_or(u32::MAX);
         if view as usize >= self.bits.len() {
             let must = format!("one of the {} views named before", self.bits.len());
             let field = format!("view of request {}", self.requests);
-            return Err(ModelError::field(&field, &(word >> 1), &must));
+            return Err(ModelError::field(&field, &(word >> bits), &must));
         }
         let guest = self.small("guest", u32::MAX)?;
         let passed = self.number()?;
@@ -284,6 +315,9 @@ impl<R: Read> Reader<R> {
         }
         (self.time, self.end) = (time_ns, address + length);
         self.requests += 1;
-        Ok(Item::Request(Request { time_ns, address, length, view, guest, write: word & 1 == 1 }))
+        let is = |bit: u32| word >> bit & 1 == 1;
+        let served = Served { asked: is(1), fetched: is(2), by_itself: is(3) };
+        let served = Some(served).filter(|_| bits > 1 && word & 0b1110 != 0);
+        Ok(Item::Request(Request { time_ns, address, length, view, guest, write: is(0), served }))
     }
 }

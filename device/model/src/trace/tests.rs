@@ -6,6 +6,11 @@ use crate::ModelError;
 
 const HEAD: Header = Header { seen: Seen::Requests, device_bytes: 1 << 30 };
 
+fn served(bits: u64) -> Option<Served> {
+    let served = Served { asked: bits & 1 > 0, fetched: bits & 2 > 0, by_itself: bits & 4 > 0 };
+    Some(served).filter(|_| bits > 0)
+}
+
 fn items() -> Vec<Item> {
     let mut items = vec![
         Item::View(View::full(16)),
@@ -14,13 +19,22 @@ fn items() -> Vec<Item> {
     for number in 0..3000_u64 {
         let kind =
             [BlockKind::Coded, BlockKind::Zeros, BlockKind::Bypassed][usize::try_from(number % 3).unwrap()];
-        let block = number * 5 % 4096;
-        let planes = if kind == BlockKind::Zeros {
-            Vec::new()
-        } else {
-            vec![u16::try_from(number % 257).unwrap(); 16]
+        let block = Block { kind, lz4: 4096, zstd: 3000, ..Block::default() };
+        let block = match kind {
+            BlockKind::Zeros => block,
+            _ => Block {
+                planes: vec![u16::try_from(number % 257).unwrap(); 16],
+                segment: number.checked_sub(9),
+                head: u16::try_from(number % 64).unwrap(),
+                stream: u16::try_from(number % 900).unwrap(),
+                joint: u8::try_from(number % 9).unwrap(),
+                ..block
+            },
         };
-        items.push(Item::Block(block, Block { kind, planes, lz4: 4096, zstd: 3000 }));
+        items.push(Item::Block(number * 5 % 4096, block));
+        if number % 1000 == 999 {
+            items.push(Item::Lost(number));
+        }
         items.push(Item::Request(Request {
             time_ns: number * 1000,
             address: number * 7919 * 64 % (1 << 29),
@@ -28,6 +42,7 @@ fn items() -> Vec<Item> {
             view: u32::try_from(number % 2).unwrap(),
             guest: 3,
             write: number % 7 == 0,
+            served: served(number % 8),
         }));
     }
     for number in 0..20_000 {
@@ -38,6 +53,7 @@ fn items() -> Vec<Item> {
             view: 0,
             guest: 0,
             write: false,
+            served: None,
         }));
     }
     items
@@ -50,6 +66,7 @@ fn written(items: &[Item]) -> Vec<u8> {
             Item::View(view) => writer.view(view).unwrap(),
             Item::Block(number, block) => writer.block(*number, block).unwrap(),
             Item::Request(request) => writer.request(request).unwrap(),
+            Item::Lost(requests) => writer.lost(*requests).unwrap(),
         }
     }
     writer.finish().unwrap()
@@ -85,8 +102,43 @@ fn a_trace_that_is_cut_anywhere_is_refused() {
         assert!(why.contains("cut short"), "{length}: {why}");
     }
     // Nobody ended it, though all its chunks are whole.
-    let end = bytes.len() - CHUNK_HEADER - 3;
-    assert!(read(&bytes[..end]).unwrap_err().to_string().contains("cut short"));
+    let end = bytes.len() - CHUNK_HEADER - 2;
+    let why = read(&bytes[..end]).unwrap_err().to_string();
+    assert!(
+        why.contains("cut short") && why.contains("99 requests and 99 blocks before it are whole"),
+        "{why}"
+    );
+}
+
+/// By hand, as version 1 laid them out.
+#[test]
+fn a_trace_of_version_1_is_read() {
+    let mut bytes = Vec::new();
+    let mut header = *b"LAMTRACE\x01\0\0\0\0\0\0\0\0\0\x10\0\0\0\0\0";
+    header[16..24].copy_from_slice(&(1_u64 << 20).to_le_bytes());
+    bytes.extend(header);
+    bytes.extend(crc32c::crc32c(&header).to_le_bytes());
+    bytes.extend([0; 4]);
+    let mut chunk = |tag: u8, records: u32, payload: &[u8]| {
+        let mut header = vec![tag, 0, 0, 0];
+        header.extend(records.to_le_bytes());
+        header.extend(u32::try_from(payload.len()).unwrap().to_le_bytes());
+        let check = crc32c::crc32c_append(crc32c::crc32c(&header), payload);
+        header.extend(check.to_le_bytes());
+        bytes.extend(header);
+        bytes.extend(payload);
+    };
+    chunk(b'V', 1, b"\x04full\x10\x10\xff\xff\x03");
+    // Block 5, coded, two planes of 7 and 9 bytes, 11 and 13 as words.
+    chunk(b'B', 1, &[5, 0, 2, 7, 9, 11, 13]);
+    // At 20 ns: view 0, a write, of guest 3, 1 ns later, address 32, 64 bytes.
+    chunk(b'R', 1, &[20, 1, 3, 1, 64, 64]);
+    chunk(b'E', 0, &[1, 1]);
+    let block = Block { planes: vec![7, 9], lz4: 11, zstd: 13, ..Block::default() };
+    let (time_ns, address, length, view, guest) = (21, 32, 64, 0, 3);
+    let request = Request { time_ns, address, length, view, guest, write: true, served: None };
+    let wanted = [Item::View(View::full(16)), Item::Block(5, block), Item::Request(request)];
+    assert_eq!(read(&bytes).unwrap(), wanted);
 }
 
 #[test]
@@ -108,7 +160,7 @@ fn what_cannot_be_is_refused_by_its_field() {
     let refused = |items: &[Item]| read(&written(items)).unwrap_err().to_string();
     let full = Item::View(View::full(16));
     let request = |address, length, view| {
-        Item::Request(Request { time_ns: 0, address, length, view, guest: 0, write: false })
+        Item::Request(Request { time_ns: 0, address, length, view, guest: 0, write: false, served: None })
     };
     assert!(refused(&[request(0, 64, 0)]).contains("view of request 0"));
     assert!(refused(&[full.clone(), request(1 << 30, 64, 0)]).contains("address of request 0 is 0x40000000"));
@@ -119,14 +171,18 @@ fn what_cannot_be_is_refused_by_its_field() {
     assert!(refused(&[view(8, 0x1ff)]).contains("view \"v\""));
     assert!(refused(&[view(0, 0)]).contains("view \"v\""));
     assert!(refused(&[view(65, 0)]).contains("bits of a view's element"));
-    let block = |planes: Vec<u16>| Block { kind: BlockKind::Coded, planes, lz4: 0, zstd: 0 };
+    let block = |planes: Vec<u16>| Block { planes, ..Block::default() };
     assert!(refused(&[Item::Block(1 << 18, block(vec![]))]).contains("block in chunk 1 is 262144"));
     assert!(refused(&[Item::Block(0, block(vec![1; 65]))]).contains("planes of a block"));
     assert!(refused(&[Item::Block(0, block(vec![4161]))]).contains("bytes of a plane"));
     assert!(refused(&[Item::Block(0, block(vec![4096; 3]))]).contains("planes of block 0"));
+    let odd = |block| refused(&[Item::Block(0, block)]);
+    assert!(odd(Block { head: 4161, ..block(vec![]) }).contains("bytes of a head"));
+    assert!(odd(Block { joint: 3, ..block(vec![1; 3]) }).contains("joint planes of block 0 is 3"));
+    assert!(odd(Block { stream: 4160, ..block(vec![4096]) }).contains("planes of block 0"));
     let mut other = written(&[]);
-    other[8] = 2;
-    assert!(read(&other).unwrap_err().to_string().contains("version is 2"));
+    other[8] = 3;
+    assert!(read(&other).unwrap_err().to_string().contains("version is 3"));
     assert!(read(b"0x10 READ 1, and so on for a while").unwrap_err().to_string().contains("LAMTRACE"));
     let small = Writer::new(Vec::new(), Header { device_bytes: 5, ..HEAD }).unwrap().finish().unwrap();
     assert!(read(&small).unwrap_err().to_string().contains("device bytes is 5"));

@@ -3,7 +3,8 @@
 use std::io::{self, Write};
 
 use super::{
-    Block, BlockKind, CHUNK_HEADER, HEADER, Header, MAGIC, MAX_PAYLOAD, Request, Seen, VERSION, View, zigzag,
+    Block, BlockKind, CHUNK_HEADER, HEADER, Header, MAGIC, MAX_PAYLOAD, Request, Seen, Served, VERSION, View,
+    zigzag,
 };
 
 /// Bytes at which a chunk is written.
@@ -85,6 +86,10 @@ impl<W: Write> Writer<W> {
             BlockKind::Zeros => 1,
             BlockKind::Bypassed => 2,
         });
+        self.number(block.segment.map_or(0, |line| line.saturating_add(1)));
+        self.number(block.head.into());
+        self.number(block.stream.into());
+        self.number(block.joint.into());
         self.number(block.planes.len() as u64);
         for plane in &block.planes {
             self.number(u64::from(*plane));
@@ -107,7 +112,10 @@ impl<W: Write> Writer<W> {
             self.number(self.now);
         }
         let time = request.time_ns.max(self.time);
-        self.number(u64::from(request.view) << 1 | u64::from(request.write));
+        let served = request.served.map_or(0, |Served { asked, fetched, by_itself }| {
+            u64::from(asked) << 1 | u64::from(fetched) << 2 | u64::from(by_itself) << 3
+        });
+        self.number(u64::from(request.view) << 4 | served | u64::from(request.write));
         self.number(request.guest.into());
         self.number(time - self.time);
         self.number(zigzag(request.address.wrapping_sub(self.end).cast_signed()));
@@ -117,6 +125,26 @@ impl<W: Write> Writer<W> {
         self.records += 1;
         self.requests += 1;
         Ok(())
+    }
+
+    /// Says that so many requests were lost here.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn lost(&mut self, requests: u64) -> io::Result<()> {
+        self.begin(b'L')?;
+        self.number(requests);
+        self.records += 1;
+        Ok(())
+    }
+
+    /// Writes what was added so far, so that a reader who follows has it.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn sync(&mut self) -> io::Result<()> {
+        self.flush()?;
+        self.out.flush()
     }
 
     /// Ends the trace.

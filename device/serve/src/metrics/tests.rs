@@ -41,7 +41,7 @@ fn spec(name: &str, length: u64, layout: Layout) -> TensorSpec {
 struct Modelling;
 
 impl Watcher for Modelling {
-    fn moved(&self, _: Moved) {}
+    fn moved(&self, _: &Moved<'_>) {}
 
     fn report(&self) -> Vec<ModelledReport> {
         let some = Some(1e-7);

@@ -18,6 +18,7 @@ use lamina_codec::{
     block::{BlockError, MAX_BUNDLE},
     kv::{BlockSet, Shape, WindowDecoder},
     plane::{self, PlaneMask},
+    view::View,
 };
 use lamina_store::{StoreError, cause::Why, entry};
 
@@ -30,7 +31,7 @@ impl KvStaging {
         output: &mut Output<'_>,
         request: &mut Request<'_>,
     ) -> Result<(), FetchError> {
-        let Wanted { block, mask, requested, first, .. } = *wanted;
+        let Wanted { block, mask, requested, view, first, .. } = *wanted;
         let KvWindow { tensor, shape, span } = window;
         let (accounts, tally) = (&self.accounts, &mut request.tally);
         let stats = &accounts.stats;
@@ -59,7 +60,16 @@ impl KvStaging {
             let has_block = decoded.gave(span.first, mask, &(at..at + BLOCK_BYTES));
             let kept = decoded.take(span.first, mask, &inside, &DecodedFrom::window(tensor));
             let by_itself = first && (kept.is_none() || !has_block);
-            let fetch = Fetch { block, requested, stored: None, by_itself };
+            let fetch = Fetch {
+                block,
+                requested,
+                stored: None,
+                by_itself,
+                format: shape.format(),
+                view,
+                planes: mask,
+                entry: None,
+            };
             accounts.observers.fetched(&fetch, tally);
             kept
         };
@@ -68,7 +78,7 @@ impl KvStaging {
             stats.damaged_reads.add(self.store().losses().lists(block).into());
             kept
         } else {
-            let decoded = match self.decode(window, mask, tally) {
+            let decoded = match self.decode(window, view, mask, tally) {
                 Err(why) if poison::is_damage(&why) => {
                     let whole = self.recover(window, &why)?;
                     stats.damaged_reads.add(whole.lost.has(number).into());
@@ -100,6 +110,7 @@ impl KvStaging {
     fn decode(
         &self,
         window: &KvWindow<'_>,
+        view: Option<&View>,
         mask: PlaneMask,
         tally: &mut Tally,
     ) -> Result<Whole, DeviceError> {
@@ -112,14 +123,22 @@ impl KvStaging {
         let (mut bundle, mut pieces) = ([0; MAX_BUNDLE], Pieces::default());
         for at in 0..span.blocks {
             let block = span.first + at as u64;
-            let reported = |stored, tally: &mut Tally| {
-                tally.stored += stored;
-                let fetch = Fetch { block, requested: &[], stored: Some(stored), by_itself: false };
-                self.accounts.observers.fetched(&fetch, tally);
-            };
             tally.blocks += 1;
             let fetched = store.fetch(block, |stored| decoder.wanted(stored), &mut bundle);
-            reported(fetched.as_ref().map_or(0, |fetched| fetched.bytes), tally);
+            let known = fetched.as_ref().ok();
+            let stored = known.map_or(0, |fetched| fetched.bytes);
+            tally.stored += stored;
+            let fetch = Fetch {
+                block,
+                requested: &[],
+                stored: Some(stored),
+                by_itself: false,
+                format: shape.format(),
+                view,
+                planes: known.map_or(mask, |fetched| fetched.mask),
+                entry: known.map(|fetched| &fetched.entry),
+            };
+            self.accounts.observers.fetched(&fetch, tally);
             let fetched = match fetched {
                 Err(why @ StoreError::Entry { why: entry::Damaged::Poison, .. }) => {
                     lost.insert(at);
@@ -159,7 +178,7 @@ impl KvStaging {
     /// All that a window holds, from the store, recovered if it is damaged. The caller holds its
     /// lock.
     pub(super) fn load(&self, window: &KvWindow<'_>, tally: &mut Tally) -> Result<Whole, DeviceError> {
-        match self.decode(window, PlaneMask::all(window.shape.format()), tally) {
+        match self.decode(window, None, PlaneMask::all(window.shape.format()), tally) {
             Err(why) if poison::is_damage(&why) => self.recover(window, &why),
             whole => whole,
         }

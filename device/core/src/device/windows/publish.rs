@@ -104,11 +104,12 @@ impl KvStaging {
         } else {
             for ((old, new), (block, words, by)) in changes.iter().zip(written) {
                 accounts.stats.replaced(old, new);
+                let entry = Some(new);
                 let (old, new) = (Charge::of(old), Charge::of(new));
                 if lost.has(window.at(block)) {
                     accounts.charge(Some(tensor), block, old, Charge::default());
                 } else {
-                    let written = Written { block, words, codec, old, new, by };
+                    let written = Written { block, words, codec, old, new, by, entry, read: None };
                     accounts.written(Some(tensor), &[], &written, &mut tally);
                 }
             }

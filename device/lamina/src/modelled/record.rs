@@ -1,0 +1,204 @@
+//! `lamina trace record`: takes the trace of a device at work, as it comes, into a file.
+//!
+//! Everything that comes is checked on its way. However it ends, what was whole is in a file that
+//! opens.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufWriter, IsTerminal, Read};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use http_body_util::BodyExt;
+use hyper::Method;
+use hyper::body::{Bytes, Incoming};
+use indicatif::{BinaryBytes, HumanCount, ProgressBar};
+use lamina_model::trace::{Item, Reader, Writer};
+use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc::{Receiver, channel};
+
+use crate::args::Record;
+use crate::client::{self, ApiAt};
+use crate::log;
+use crate::out::print_line;
+use crate::status::NoDevice;
+
+/// Pieces of the trace that wait to be written.
+const WAITING: usize = 16;
+/// How often progress is shown.
+const SHOWN: Duration = Duration::from_millis(500);
+
+/// What was recorded.
+#[derive(Clone, Copy, Debug, Default)]
+struct Recorded {
+    requests: u64,
+    blocks: u64,
+    lost: u64,
+    /// Whether that is all that was asked for, and the device did not go away.
+    ended: bool,
+}
+
+/// Records until it was long or much enough, or somebody interrupts.
+pub(crate) async fn record(args: &Record) -> Result<()> {
+    let begun = Instant::now();
+    let made = OpenOptions::new().write(true).create_new(true).open(&args.file);
+    let file = made.with_context(|| format!("cannot make {}", args.file.display()))?;
+    let recorded = follow(args, file).await;
+    if recorded.is_err() {
+        // Nothing was recorded. What cannot be removed is said to be wrong anyway.
+        let _ = std::fs::remove_file(&args.file);
+    }
+    let recorded = recorded?;
+    let bytes = std::fs::metadata(&args.file)?.len();
+    let Recorded { requests, blocks, lost, ended } = recorded;
+    let seconds = begun.elapsed().as_secs_f64();
+    if args.client.json {
+        print_line!(
+            "{}",
+            json!({
+                "trace": args.file, "requests": requests, "blocks": blocks, "lost": lost, "bytes": bytes,
+                "seconds": seconds, "ended": ended,
+            })
+        )?;
+    } else {
+        let (requests, blocks) = (HumanCount(requests), HumanCount(blocks));
+        let (lost, bytes) = (HumanCount(lost), BinaryBytes(bytes));
+        let file = args.file.display();
+        print_line!(
+            "{file}: {requests} requests, {blocks} layouts of blocks, {lost} lost, {bytes}, {seconds:.1} s"
+        )?;
+    }
+    if !ended {
+        bail!(NoDevice("the device went away; what it sent before is in the trace".to_owned()));
+    }
+    Ok(())
+}
+
+async fn follow(args: &Record, file: File) -> Result<Recorded> {
+    let api = &args.client.api;
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let (mut body, _connection) = client::open(api, "/trace").await?;
+    let (to, pieces) = channel(WAITING);
+    let most = args.requests;
+    let mut copied = tokio::task::spawn_blocking(move || copy(Pieces::new(pieces), file, most));
+    let end = args.duration.map(|seconds| tokio::time::Instant::now() + Duration::from_secs_f64(seconds));
+    let over = async {
+        match end {
+            Some(end) => tokio::time::sleep_until(end).await,
+            None => std::future::pending().await,
+        }
+    };
+    log::say(&format!("recording {api}; Ctrl-C ends it"));
+    let mut done = None;
+    tokio::select! {
+        // All that was asked for.
+        copied = &mut copied => done = Some(copied),
+        () = async { while pass(&mut body, &to).await {} } => {}
+        () = async { tokio::select! { () = over => {}, _ = interrupt.recv() => {}, _ = terminate.recv() => {} } } => {
+            stop(api).await?;
+            // What was recorded before is still coming.
+            while pass(&mut body, &to).await {}
+        }
+    }
+    drop(to);
+    let recorded = match done {
+        Some(done) => done,
+        None => copied.await,
+    }??;
+    if most.is_some_and(|most| recorded.requests >= most) {
+        // The device would notice by itself that nobody takes the rest, but later. At its end
+        // another recording may begin.
+        if stop(api).await.is_ok() {
+            while matches!(body.frame().await, Some(Ok(_))) {}
+        }
+    }
+    Ok(recorded)
+}
+
+/// Hands the next piece on; whether there was one that somebody takes.
+async fn pass(body: &mut Incoming, to: &tokio::sync::mpsc::Sender<Bytes>) -> bool {
+    match body.frame().await {
+        Some(Ok(frame)) => match frame.into_data() {
+            Ok(data) => to.send(data).await.is_ok(),
+            Err(_) => true,
+        },
+        _ => false,
+    }
+}
+
+async fn stop(api: &ApiAt) -> Result<()> {
+    client::ask(api, Method::DELETE, "/trace", None).await.map(drop)
+}
+
+/// Copies a trace, at most so many requests of it.
+fn copy(pieces: Pieces, file: File, most: Option<u64>) -> Result<Recorded> {
+    let mut reader = Reader::new(pieces).context("the device sends no trace")?;
+    let mut writer = Writer::new(BufWriter::new(file), reader.header())?;
+    let (mut recorded, mut shown) = (Recorded::default(), Instant::now());
+    let bar = if io::stderr().is_terminal() { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
+    while most.is_none_or(|most| recorded.requests < most) {
+        match reader.next_item() {
+            Ok(Some(Item::View(view))) => writer.view(&view)?,
+            Ok(Some(Item::Block(number, block))) => {
+                writer.block(number, &block)?;
+                recorded.blocks += 1;
+            }
+            Ok(Some(Item::Request(request))) => {
+                writer.request(&request)?;
+                recorded.requests += 1;
+            }
+            Ok(Some(Item::Lost(requests))) => {
+                writer.lost(requests)?;
+                recorded.lost += requests;
+            }
+            Ok(None) => {
+                recorded.ended = true;
+                break;
+            }
+            Err(why) if reader.is_cut() => {
+                tracing::debug!("the trace broke off: {why}");
+                break;
+            }
+            Err(why) => {
+                writer.finish()?;
+                return Err(why).context("what the device sends is no trace");
+            }
+        }
+        if shown.elapsed() >= SHOWN {
+            let (requests, lost) = (HumanCount(recorded.requests), HumanCount(recorded.lost));
+            bar.set_message(format!("{requests} requests, {lost} lost"));
+            bar.tick();
+            shown = Instant::now();
+        }
+    }
+    bar.finish_and_clear();
+    writer.finish()?;
+    recorded.ended |= most.is_some_and(|most| recorded.requests >= most);
+    Ok(recorded)
+}
+
+/// A trace as it comes, to be read.
+struct Pieces {
+    from: Receiver<Bytes>,
+    piece: Bytes,
+}
+
+impl Pieces {
+    fn new(from: Receiver<Bytes>) -> Self {
+        Self { from, piece: Bytes::new() }
+    }
+}
+
+impl Read for Pieces {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        while self.piece.is_empty() {
+            match self.from.blocking_recv() {
+                Some(piece) => self.piece = piece,
+                None => return Ok(0),
+            }
+        }
+        let length = out.len().min(self.piece.len());
+        out[..length].copy_from_slice(&self.piece.split_to(length));
+        Ok(length)
+    }
+}
