@@ -1,8 +1,10 @@
 //! Names: what is in folders, and what they stand for.
 
+use std::collections::BTreeSet;
+
 use super::class::{FORMAT, KV};
 use super::error::FileError;
-use super::state::{Change, FIRST_PLACE, Meta, ROOT};
+use super::state::{Change, FIRST_PLACE, Meta, Node, ROOT};
 use super::{Caller, Core, Files, now, places_of};
 
 /// Most bytes of a name.
@@ -47,7 +49,39 @@ pub struct Child {
     pub place: u64,
 }
 
+/// A file that has an attribute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Marked {
+    /// Its inode.
+    pub inode: u64,
+    /// One of its paths, from the folder of all on.
+    pub path: Vec<u8>,
+}
+
 impl Files {
+    /// The files that have a name and this attribute, by path.
+    pub fn marked(&self, attribute: &[u8]) -> Vec<Marked> {
+        let core = self.core.lock();
+        let has = |(inode, node): (u64, &Node)| {
+            (node.meta.is_file() && node.attributes.contains_key(attribute)).then_some(inode)
+        };
+        let mut left: BTreeSet<u64> = core.state.nodes().filter_map(has).collect();
+        let (mut found, mut folders) = (Vec::new(), vec![(ROOT, Vec::new())]);
+        while let Some((folder, path)) = folders.pop().filter(|_| !left.is_empty()) {
+            let Ok(node) = core.state.folder(folder) else { continue };
+            for (name, (inode, _)) in &node.names {
+                let path = if path.is_empty() { name.clone() } else { [&path[..], b"/", name].concat() };
+                if left.remove(inode) {
+                    found.push(Marked { inode: *inode, path });
+                } else if core.state.folder(*inode).is_ok() {
+                    folders.push((*inode, path));
+                }
+            }
+        }
+        found.sort_by(|one, other| one.path.cmp(&other.path));
+        found
+    }
+
     /// The inode of a name.
     ///
     /// # Errors

@@ -494,16 +494,7 @@ impl Served {
                     api: std::path::absolute(args.run_dir.join("api.sock")).ok(),
                 };
                 let mount = Mount::serve(exports, &path, channels, &options, answered)?;
-                control.mounted(mount.exports());
-                if let Some(models) = mount.models() {
-                    control.shows(models);
-                }
-                if let Some(files) = mount.files() {
-                    control.has_files(files);
-                }
-                if let Some(why) = mount.no_files() {
-                    control.has_no_files(why);
-                }
+                mount.tell(control);
                 Some(mount)
             }
             None => None,

@@ -33,6 +33,7 @@ use super::export::{Export, ExportReport, Place};
 use super::files::FilesReport;
 use super::host_cache::HostReport;
 use super::models::{ModelReport, Models, ModelsReport};
+use super::pools::{Pools, PoolsReport};
 
 /// A device and, as soon as it is mounted, the exports that show it.
 #[derive(Clone)]
@@ -47,6 +48,7 @@ pub struct Control {
     models: Arc<OnceLock<Arc<Models>>>,
     files: Arc<OnceLock<Arc<Files>>>,
     no_files: Arc<OnceLock<String>>,
+    pools: Arc<OnceLock<Arc<Pools>>>,
     /// Held while a host's access is taken away.
     revoking: Arc<Mutex<()>>,
 }
@@ -127,6 +129,9 @@ pub struct ServedStats {
     /// What is told of `files/`, if there are any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub files: Option<FilesReport>,
+    /// What pools on the mount tell.
+    #[serde(flatten)]
+    pub pools: PoolsReport,
 }
 
 /// What the mount's folders hold.
@@ -153,6 +158,7 @@ impl Control {
             models: Arc::default(),
             files: Arc::default(),
             no_files: Arc::default(),
+            pools: Arc::default(),
             revoking: Arc::default(),
         }
     }
@@ -183,6 +189,11 @@ impl Control {
     /// Says that the mount has a folder of files. Once is enough.
     pub fn has_files(&self, files: &Arc<Files>) {
         self.files.get_or_init(|| Arc::clone(files));
+    }
+
+    /// Says who looks at pools on the mount. Once is enough.
+    pub(super) fn has_pools(&self, pools: &Arc<Pools>) {
+        self.pools.get_or_init(|| Arc::clone(pools));
     }
 
     /// Says why the mount has no folder of files although the device has some. Once is enough.
@@ -295,7 +306,8 @@ impl Control {
     pub fn stats(&self) -> ServedStats {
         let hosts = self.exports().into_iter().filter_map(|export| export.host_report()).collect();
         let files = self.files.get().map(|files| FilesReport::of(files));
-        ServedStats { device: self.device.stats(), hosts, files }
+        let pools = self.pools.get().map(|pools| pools.report()).unwrap_or_default();
+        ServedStats { device: self.device.stats(), hosts, files, pools }
     }
 
     /// The counters that this control is of: of the whole device, or of a partition and, of a host,

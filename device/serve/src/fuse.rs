@@ -37,6 +37,7 @@ use lamina_device::device::{Device, Partition};
 use lamina_files::Files;
 
 use super::ServeError;
+use super::control::Control;
 use super::export::{Export, ExportOptions, Place};
 use super::flusher::WriteBackWith;
 use super::fuse_workers::{Workers, ask_again, invalidate};
@@ -44,6 +45,7 @@ use super::held_mount::{Channels, HeldMount, usual_threads};
 use super::models::Models;
 use super::mount_point::{self, MountPoint};
 use super::own_mount::{self, own_table};
+use super::pools::Pools;
 use super::targets::ExportFile;
 use super::tree::Tree;
 
@@ -102,6 +104,7 @@ pub struct Mount {
     tree: Arc<Tree>,
     /// Why there is no folder of files, if there are some.
     no_files: Option<String>,
+    pools: Arc<Pools>,
     /// What the invalidators' descriptors are copies of.
     notices: File,
     threads: Vec<JoinHandle<()>>,
@@ -184,9 +187,10 @@ impl Mount {
                 }
             });
         }
+        let (minor, pools) = (String::new(), Arc::new(Pools::new()));
         // From here on dropping the mount undoes everything.
         let mut mount =
-            Self { held, path, minor: String::new(), workers, tree, no_files, notices, threads: Vec::new() };
+            Self { held, path, minor, workers, tree, no_files, pools, notices, threads: Vec::new() };
         if answered {
             ask_again(&mount.workers, mount.notices.as_raw_fd());
             for export in mount.tree.exports() {
@@ -218,6 +222,8 @@ impl Mount {
         for export in &exports {
             self.start_export(export, flushers, options.write_back_with)?;
         }
+        let (pools, path, files) = (Arc::clone(&self.pools), self.path.clone(), self.tree.files().cloned());
+        self.spawn("pools".into(), move || pools.watch_until_closed(&path, &exports, files.as_deref()))?;
         self.tune(options);
         Ok(())
     }
@@ -336,6 +342,21 @@ impl Mount {
         self.no_files.as_deref()
     }
 
+    /// Has `control` tell what there is on the mount.
+    pub fn tell(&self, control: &Control) {
+        control.mounted(self.exports());
+        if let Some(models) = self.models() {
+            control.shows(models);
+        }
+        if let Some(files) = self.files() {
+            control.has_files(files);
+        }
+        if let Some(why) = self.no_files() {
+            control.has_no_files(why);
+        }
+        control.has_pools(&self.pools);
+    }
+
     /// The exports, in the order they were asked for.
     pub fn exports(&self) -> &[Arc<Export>] {
         self.tree.exports()
@@ -367,6 +388,7 @@ impl Drop for Mount {
         for export in self.tree.exports() {
             export.coherence().close();
         }
+        self.pools.close();
         // Only a connection that is gone lets its workers go.
         for thread in self.threads.drain(..).filter(|_| joins) {
             // Handlers' panics are caught and counted; a thread that died otherwise was logged by
