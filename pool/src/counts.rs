@@ -2,8 +2,8 @@
 //! its own; the manager what the table holds, which it goes through in parts.
 //!
 //! Nothing depends on these numbers. A record that does not check is not there; one that is late is
-//! told again. So no fence is made for them: what is flushed and dropped here is so by the next that
-//! the node makes anyway, and what the manager counts may be a turn old.
+//! told again. So no fence is made for them: what is flushed and dropped here is so by the next
+//! that the node makes anyway, and what the manager counts may be a turn old.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -34,7 +34,7 @@ pub(crate) fn words(words: &[u64]) -> Vec<u8> {
 }
 
 fn of(node: u32, incarnation: u32) -> u64 {
-    u64::from(incarnation) << 8 | u64::from(node) + 1
+    u64::from(incarnation) << 8 | (u64::from(node) + 1)
 }
 
 /// The node that serves the index, if one does.
@@ -85,14 +85,19 @@ impl IndexServer {
     /// # Errors
     /// [`PoolError::Fenced`], [`PoolError::Mem`].
     pub fn run(&self, stop: impl Fn() -> bool) -> Result<(), PoolError> {
-        let mut idle = 0_u32;
+        let (mut idle, mut busy) = (0_u32, 0_u32);
         while !stop() {
-            let answered = self.turn()?;
-            idle = if answered == 0 { idle.saturating_add(1) } else { 0 };
-            if answered == 0 {
-                self.pool.serve()?;
+            if self.turn()? > 0 {
+                (idle, busy) = (0, busy.wrapping_add(1));
+                // However much is asked, the others must see that it lives.
+                if !busy.is_multiple_of(16) {
+                    continue;
+                }
+            } else {
+                idle = idle.saturating_add(1);
                 self.pool.member.host.relax(idle);
             }
+            self.pool.serve()?;
         }
         Ok(())
     }

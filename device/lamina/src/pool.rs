@@ -114,7 +114,7 @@ Examples:
         #[command(flatten)]
         client: Client,
     },
-    /// Serve the index of the pool's blocks, for nodes that ask for it instead of looking themselves.
+    /// Serve the index of the pool's blocks, for nodes that ask instead of looking themselves.
     ///
     /// One node serves at a time; when it dies, clients wait for the next some seconds before they
     /// fail, and nothing of the index is lost. This runs until it is interrupted.

@@ -491,6 +491,7 @@ impl Served {
                     write_back_with: args.write_back_with,
                     full_wait: Duration::from_secs(args.full_wait.into()),
                     files: args.files,
+                    cache_bytes: args.cache_bytes,
                     api: std::path::absolute(args.run_dir.join("api.sock")).ok(),
                 };
                 let mount = Mount::serve(exports, &path, channels, &options, answered)?;

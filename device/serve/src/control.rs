@@ -28,6 +28,7 @@ use lamina_files::{FileError, Files, damaged_log};
 #[cfg(doc)]
 use super::Coherence;
 use super::ServeError;
+use super::cold_pages::{ColdPages, PageCacheReport};
 use super::disks::{DiskInfo, ServedDisk};
 use super::export::{Export, ExportReport, Place};
 use super::files::FilesReport;
@@ -49,6 +50,7 @@ pub struct Control {
     files: Arc<OnceLock<Arc<Files>>>,
     no_files: Arc<OnceLock<String>>,
     pools: Arc<OnceLock<Arc<Pools>>>,
+    cold_pages: Arc<OnceLock<Arc<ColdPages>>>,
     /// Held while a host's access is taken away.
     revoking: Arc<Mutex<()>>,
 }
@@ -129,6 +131,9 @@ pub struct ServedStats {
     /// What is told of `files/`, if there are any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub files: Option<FilesReport>,
+    /// What the page cache holds of the mount's files, if it is bounded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub page_cache: Option<PageCacheReport>,
     /// What pools on the mount tell.
     #[serde(flatten)]
     pub pools: PoolsReport,
@@ -159,6 +164,7 @@ impl Control {
             files: Arc::default(),
             no_files: Arc::default(),
             pools: Arc::default(),
+            cold_pages: Arc::default(),
             revoking: Arc::default(),
         }
     }
@@ -194,6 +200,11 @@ impl Control {
     /// Says who looks at pools on the mount. Once is enough.
     pub(super) fn has_pools(&self, pools: &Arc<Pools>) {
         self.pools.get_or_init(|| Arc::clone(pools));
+    }
+
+    /// Says who bounds the page cache. Once is enough.
+    pub(super) fn is_bounded_by(&self, cold_pages: &Arc<ColdPages>) {
+        self.cold_pages.get_or_init(|| Arc::clone(cold_pages));
     }
 
     /// Says why the mount has no folder of files although the device has some. Once is enough.
@@ -307,7 +318,8 @@ impl Control {
         let hosts = self.exports().into_iter().filter_map(|export| export.host_report()).collect();
         let files = self.files.get().map(|files| FilesReport::of(files));
         let pools = self.pools.get().map(|pools| pools.report()).unwrap_or_default();
-        ServedStats { device: self.device.stats(), hosts, files, pools }
+        let page_cache = self.cold_pages.get().map(|cold| cold.report());
+        ServedStats { device: self.device.stats(), hosts, files, page_cache, pools }
     }
 
     /// The counters that this control is of: of the whole device, or of a partition and, of a host,

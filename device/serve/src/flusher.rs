@@ -300,6 +300,19 @@ pub(super) fn is_cached(file: &File, range: &Range<u64>) -> bool {
     !range.is_empty() && found(file, range).is_ok_and(|found| found.cached + found.writeback > 0)
 }
 
+/// Bytes that the page cache is known to hold of this range of a file. Never sleeps.
+pub(super) fn cached_bytes(file: &File, range: &Range<u64>) -> u64 {
+    if range.is_empty() {
+        return 0;
+    }
+    found(file, range).map_or(0, |found| (found.cached + found.writeback) * PAGE_BYTES)
+}
+
+/// Writes back what is dirty in a range of a file, and waits until the kernel has done that.
+pub(super) fn write_out(file: &File, range: &Range<u64>) -> io::Result<()> {
+    write_back(file.as_raw_fd(), None, range)
+}
+
 /// What the page cache holds of `range`. Never sleeps.
 fn found(base: &File, range: &Range<u64>) -> io::Result<Found> {
     /// The kernel's `struct cachestat_range`.

@@ -37,6 +37,7 @@ use lamina_device::device::{Device, Partition};
 use lamina_files::Files;
 
 use super::ServeError;
+use super::cold_pages::ColdPages;
 use super::control::Control;
 use super::export::{Export, ExportOptions, Place};
 use super::flusher::WriteBackWith;
@@ -73,6 +74,8 @@ pub struct MountOptions {
     /// Bytes that the folder `files` may take of the base window; what the device has of files is
     /// shown with 0, too.
     pub files: u64,
+    /// Bytes of the mount's files that the page cache may hold; no bound if none are given.
+    pub cache_bytes: Option<u64>,
     /// The API's socket, which the root's attribute `user.lamina.api` names for those who have only
     /// the directory.
     pub api: Option<PathBuf>,
@@ -89,6 +92,7 @@ impl Default for MountOptions {
             write_back_with: WriteBackWith::Auto,
             full_wait: FULL_WAIT,
             files: 0,
+            cache_bytes: None,
             api: None,
         }
     }
@@ -105,6 +109,8 @@ pub struct Mount {
     /// Why there is no folder of files, if there are some.
     no_files: Option<String>,
     pools: Arc<Pools>,
+    /// Who bounds the page cache, if it is bounded.
+    cold_pages: Option<Arc<ColdPages>>,
     /// What the invalidators' descriptors are copies of.
     notices: File,
     threads: Vec<JoinHandle<()>>,
@@ -188,9 +194,20 @@ impl Mount {
             });
         }
         let (minor, pools) = (String::new(), Arc::new(Pools::new()));
+        let cold_pages = options.cache_bytes.map(|bytes| Arc::new(ColdPages::new(bytes)));
         // From here on dropping the mount undoes everything.
-        let mut mount =
-            Self { held, path, minor, workers, tree, no_files, pools, notices, threads: Vec::new() };
+        let mut mount = Self {
+            held,
+            path,
+            minor,
+            workers,
+            tree,
+            no_files,
+            pools,
+            cold_pages,
+            notices,
+            threads: Vec::new(),
+        };
         if answered {
             ask_again(&mount.workers, mount.notices.as_raw_fd());
             for export in mount.tree.exports() {
@@ -221,6 +238,15 @@ impl Mount {
         let flushers = if exports.len() == 1 { FLUSHERS } else { 1 };
         for export in &exports {
             self.start_export(export, flushers, options.write_back_with)?;
+        }
+        if let Some(cold) = self.cold_pages.clone() {
+            let (workers, tree) = (Arc::clone(&self.workers), Arc::clone(&self.tree));
+            let (path, number) = (self.path.clone(), self.notices.as_raw_fd());
+            self.spawn("cold-pages".into(), move || {
+                cold.keep_until_closed(&tree, &path, number, |inode, range| {
+                    invalidate(&workers, number, inode, range);
+                });
+            })?;
         }
         let (pools, path, files) = (Arc::clone(&self.pools), self.path.clone(), self.tree.files().cloned());
         self.spawn("pools".into(), move || pools.watch_until_closed(&path, &exports, files.as_deref()))?;
@@ -355,6 +381,9 @@ impl Mount {
             control.has_no_files(why);
         }
         control.has_pools(&self.pools);
+        if let Some(cold) = &self.cold_pages {
+            control.is_bounded_by(cold);
+        }
     }
 
     /// The exports, in the order they were asked for.
@@ -389,6 +418,9 @@ impl Drop for Mount {
             export.coherence().close();
         }
         self.pools.close();
+        if let Some(cold) = &self.cold_pages {
+            cold.close();
+        }
         // Only a connection that is gone lets its workers go.
         for thread in self.threads.drain(..).filter(|_| joins) {
             // Handlers' panics are caught and counted; a thread that died otherwise was logged by

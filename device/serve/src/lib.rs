@@ -9,6 +9,7 @@
 pub mod api;
 mod bounded_writes;
 pub mod coherence;
+mod cold_pages;
 pub mod control;
 mod direct;
 pub mod disks;
@@ -56,6 +57,7 @@ use std::path::PathBuf;
 
 pub use api::{Api, claim_tcp};
 pub use coherence::Coherence;
+pub use cold_pages::PageCacheReport;
 pub use control::{Control, ControlError, FoldersReport, ServedExport, ServedStats};
 pub use export::{Export, ExportOptions, Place};
 pub use fuse::{Mount, MountOptions};

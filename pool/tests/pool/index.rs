@@ -67,8 +67,8 @@ fn alone(index: &dyn Index) -> Result<(), PoolError> {
     assert!(there > 0 && there < many.len(), "{there}");
     // As many keys as take several questions.
     let keys: Vec<_> = (100..300).map(key).collect();
-    for round in 0..3 {
-        assert!(index.store(keys[round], &[b"x"])?);
+    for key in &keys[..3] {
+        assert!(index.store(*key, &[b"x"])?);
     }
     assert_eq!(index.prefix(&keys)?, 3);
     Ok(())
@@ -177,7 +177,7 @@ fn replaced_at(
     let client = Arc::new(world.attach(1).map_err(failed)?);
     world.memory.kill_after(0, 100 + world.below(4000));
     world.leave_out(left_out, false);
-    let next = if seed % 2 == 0 { 3 } else { 0 };
+    let next = if seed.is_multiple_of(2) { 3 } else { 0 };
     let (left, is_over) = (AtomicU32::new(1), AtomicBool::new(false));
     let wrong = Mutex::new(Vec::new());
     let done = |work: Result<(), PoolError>| {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use lamina_pool::mem::{LeftOut, Site};
 use lamina_pool::{Chain, Geometry, Index, IndexServer, Key, Object, Pool, PoolError, ServedIndex};
@@ -725,7 +725,9 @@ fn messages(seed: u64, left_out: Option<LeftOut>) -> Told {
     let say = |what: String| wrong.lock().unwrap().push(what);
     let counts: Vec<AtomicU32> = (0..64).map(|_| AtomicU32::new(0)).collect();
     let done = AtomicU32::new(0);
-    if seed.is_multiple_of(2) {
+    // Of those that die, half do so in the middle of what was asked.
+    let dies_at_work = AtomicBool::new(seed.is_multiple_of(4));
+    if seed % 4 == 2 {
         world.memory.kill_after(0, 600 + seed * 7 % 900);
     }
     let serve = |pool: &Pool| -> Result<(), PoolError> {
@@ -733,6 +735,9 @@ fn messages(seed: u64, left_out: Option<LeftOut>) -> Told {
             pool.answer(|request| {
                 let number = request.body[0];
                 counts[usize::from(number)].fetch_add(1, Ordering::Relaxed);
+                if number % 16 == 3 && dies_at_work.swap(false, Ordering::Relaxed) {
+                    world.memory.kill_after(0, 1);
+                }
                 // Others may run while it works.
                 pool.get("nothing")?;
                 Ok((request.op + 1, vec![number, 9]))
@@ -867,10 +872,10 @@ fn served(seed: u64, left_out: Option<LeftOut>) -> Told {
     end(&world, wrong.into_inner().unwrap())
 }
 
-/// Blocks with names: two nodes keep the same, one stores each, and both read them whole, held while
-/// the other evicts.
+/// Blocks with names: two nodes keep the same, one stores each, and both read them whole, held
+/// while the other evicts.
 fn named(seed: u64, left_out: Option<LeftOut>) -> Told {
-    let world = World::new(seed, false, &Geometry { chunks: 10, groups: 3, ..small() });
+    let world = World::new(seed, false, &Geometry { chunks: 4, groups: 3, ..small() });
     let pools = (0..2).map(|node| world.attach(node)).collect::<Result<Vec<_>, _>>().map_err(failed)?;
     world.leave_out(left_out, false);
     let wrong = std::sync::Mutex::new(Vec::new());
@@ -878,9 +883,15 @@ fn named(seed: u64, left_out: Option<LeftOut>) -> Told {
     let left = AtomicU32::new(2);
     let client = |pool: &Pool| {
         let work = || -> Result<(), PoolError> {
-            for round in 0..10_u32 {
-                let (name, content) = (format!("block {round}"), bytes(u64::from(round), 700));
-                pool.keep_from(&name, 700, |block| block.append(&content))?;
+            for round in 0..24_u32 {
+                // More than there is space for, and in part the other's.
+                let number = (round * 7 + pool.node() * 3) % 20;
+                let (name, content) = (format!("block {number}"), bytes(u64::from(number), 700));
+                match pool.keep_from(&name, 700, |block| block.append(&content)) {
+                    // All that could go is held.
+                    Ok(_) | Err(PoolError::Full { .. }) => {}
+                    Err(why) => return Err(why),
+                }
                 // It may be evicted again already.
                 let Some(held) = pool.hold_named(&name)? else { continue };
                 for _ in 0..2 {

@@ -4,12 +4,13 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Output, Stdio};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lamina_pool::{Pool, Service};
+use lamina_pool::{Chain, Index, Pool, PoolError, ServedIndex, Service};
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::common::{Place, Run, answer, lamina, noise, request, within};
@@ -228,5 +229,45 @@ fn a_pool_in_the_base_window_is_seen_while_somebody_is_attached() {
         let stats = pools_when(&place, |stats| stats["pools"][0]["objects"] == 1);
         assert_eq!((&stats["pools"][0]["name"], &stats["pools"][0]["nodes"]), (&json!("base"), &json!(1)));
         serving.stop().unwrap();
+    });
+}
+
+#[test]
+fn another_process_serves_the_index_and_may_be_killed() {
+    within(240, || {
+        let place = Place::new();
+        let file = place.text("pool");
+        done(&["create", &file, "--size", "16M"]);
+        let pool = Arc::new(Pool::open(Path::new(&file)).unwrap());
+        let serving = Service::start(Arc::clone(&pool));
+        let index = ServedIndex::new(Arc::clone(&pool));
+        let mut chain = Chain::new("served");
+        let blocks: Vec<_> = (0..30_u64).map(|number| (chain.next(&[1]), noise(number, 900))).collect();
+        let keys: Vec<_> = blocks.iter().map(|(key, _)| *key).collect();
+        let serve = || Run::start(lamina(&["pool", "serve", &file, "--json"]).stdout(Stdio::piped()));
+        let mut server = serve();
+        assert!(server.ready["node"].is_u64(), "{}", server.ready);
+        assert!(refused(&["serve", &file]).contains("serves the pool's index already"));
+        for (number, (key, content)) in blocks.iter().enumerate() {
+            // Not at a moment of its choice.
+            if number % 10 == 5 {
+                server.signal(Signal::SIGKILL);
+                drop(server);
+                server = serve();
+            }
+            assert!(index.store(*key, &[content]).unwrap());
+            let mut found = vec![0; content.len()];
+            assert!(index.read_into(key, &mut [&mut found]).unwrap() && found == *content, "{number}");
+        }
+        assert_eq!(index.prefix(&keys).unwrap(), blocks.len());
+        server.signal(Signal::SIGTERM);
+        assert!(server.end().success());
+        let began = Instant::now();
+        assert!(matches!(index.prefix(&keys), Err(PoolError::NoServer)));
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+        // Whoever looks by itself finds the same.
+        assert_eq!(pool.prefix(&keys).unwrap(), blocks.len());
+        serving.stop().unwrap();
+        assert_eq!(pool.check(false).unwrap().problems, []);
     });
 }

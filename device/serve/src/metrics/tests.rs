@@ -17,6 +17,7 @@ use lamina_files::Files;
 use lamina_pool::{NodeCounts, Occupancy, Overview};
 
 use super::*;
+use crate::cold_pages::ColdPages;
 use crate::files::FilesReport;
 use crate::host_cache::HostCache;
 use crate::pools::{PoolNodeReport, PoolReport, PoolsReport};
@@ -96,7 +97,8 @@ fn served(observe: bool) -> ServedStats {
         pools: vec![PoolReport::of("base", &overview, Some(4096))],
         pool_nodes: PoolNodeReport::of("base", &overview).collect(),
     };
-    ServedStats { device: device.stats(), hosts, files, pools }
+    let page_cache = Some(ColdPages::new(1 << 20).report());
+    ServedStats { device: device.stats(), hosts, files, page_cache, pools }
 }
 
 #[test]
