@@ -156,6 +156,7 @@ impl Index for ServedIndex {
 
     fn store(&self, key: Key, pieces: &[&[u8]]) -> Result<bool, PoolError> {
         let pool = &self.pool;
+        let Some(_one) = pool.storing(key) else { return Ok(false) };
         let length: u64 = pieces.iter().map(|piece| piece.len() as u64).sum();
         let asked = [&key.0[..], &length.to_le_bytes()].concat();
         let place = match self.ask(server::RESERVE, &asked, &[])? {

@@ -199,9 +199,9 @@ impl Pool {
             let incarnation = request.incarnation;
             let (op, body) = reply(Request { client: *client, incarnation, op: request.op, body })?;
             let response = Line::new(request.incarnation, request.sequence, op.min(LOST - 1), &body)?;
-            let at = member.layout.response(*client, member.node);
-            member.lines.store(at, &response.to_bytes())?;
-            member.lines.flush(at, LINE)?;
+            let answer = member.layout.response(*client, member.node);
+            member.lines.store(answer, &response.to_bytes())?;
+            member.lines.flush(answer, LINE)?;
         }
         member.lines.fence()?;
         member.alive()?;

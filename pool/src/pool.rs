@@ -1,5 +1,6 @@
 //! A pool as a node has it: objects by name, blocks by key.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -37,6 +38,8 @@ pub struct Pool {
     hand: AtomicU64,
     pub(crate) counts: Counts,
     telling: Mutex<Telling>,
+    /// The keys that threads of this node store now.
+    pub(crate) storing: Mutex<BTreeSet<Key>>,
 }
 
 #[derive(Debug, Default)]
@@ -125,6 +128,7 @@ impl Pool {
             hand: AtomicU64::new(0),
             counts: Counts::default(),
             telling: Mutex::default(),
+            storing: Mutex::default(),
         };
         let mut wait = Wait::default();
         pool.serve()?;

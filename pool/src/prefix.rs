@@ -12,7 +12,7 @@ use crate::error::PoolError;
 use crate::key::Key;
 use crate::layout::{Slot, crc};
 use crate::mem::LINE;
-use crate::member::Wait;
+use crate::member::{Wait, locked};
 use crate::pool::{PIECE, Pool};
 use crate::table::{Entry, Pin, State, Tag, evict, find, group, matching, reclaim, settle, tags};
 
@@ -37,9 +37,30 @@ pub struct Reservation<'p> {
     done: u64,
     digest: Digest,
     open: bool,
+    /// None if another node stores it.
+    storing: Option<Storing<'p>>,
+}
+
+/// A key that this node is storing, by itself or by a server: none of its other threads begins to.
+/// So what the node has reserved at a server without knowing, because the answer was lost, is
+/// nobody's but the one's who asks again.
+pub(crate) struct Storing<'p> {
+    pool: &'p Pool,
+    key: Key,
+}
+
+impl Drop for Storing<'_> {
+    fn drop(&mut self) {
+        locked(&self.pool.storing).remove(&self.key);
+    }
 }
 
 impl Pool {
+    /// Begins to store a key, if no other thread of this node is at it.
+    pub(crate) fn storing(&self, key: Key) -> Option<Storing<'_>> {
+        locked(&self.storing).insert(key).then_some(Storing { pool: self, key })
+    }
+
     /// Reserves a block of `length` bytes.
     ///
     /// # Errors
@@ -68,7 +89,13 @@ impl Pool {
         kind: State,
         length: u64,
     ) -> Result<Reserved<'_>, PoolError> {
-        self.reserve_by((self.member.node, self.member.incarnation), key, name, kind, length)
+        let Some(storing) = self.storing(key) else { return Ok(Reserved::Busy) };
+        let own = (self.member.node, self.member.incarnation);
+        let mut reserved = self.reserve_by(own, key, name, kind, length)?;
+        if let Reserved::Yours(reservation) = &mut reserved {
+            reservation.storing = Some(storing);
+        }
+        Ok(reserved)
     }
 
     fn reserve_by(
@@ -162,6 +189,7 @@ impl Pool {
                     done: 0,
                     digest,
                     open: true,
+                    storing: None,
                 })));
             }
             held.release()?;
@@ -227,6 +255,7 @@ impl Pool {
             done: 0,
             digest,
             open: true,
+            storing: None,
         };
         Ok(entry.map(of))
     }

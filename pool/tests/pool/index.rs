@@ -314,6 +314,33 @@ fn a_client_that_dies_with_a_place_of_the_servers_leaves_it() {
     }
 }
 
+/// What a node reserves without knowing, because the answer was lost, is given to it again; but two
+/// of its threads never have one place.
+#[test]
+fn threads_of_a_node_store_one_block_once_by_either_way() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pool");
+    local::create(&path, &Geometry::fitting(8 << 20)).unwrap();
+    let (served, pool) = (Arc::new(Pool::open(&path).unwrap()), Arc::new(Pool::open(&path).unwrap()));
+    let server = IndexServer::new(served).unwrap();
+    let (one, other) = (ServedIndex::new(Arc::clone(&pool)), ServedIndex::new(Arc::clone(&pool)));
+    let (stored, left) = (AtomicU32::new(0), AtomicU32::new(3));
+    std::thread::scope(|scope| {
+        scope.spawn(|| server.run(|| left.load(Ordering::Relaxed) == 0).unwrap());
+        for index in [&one as &dyn Index, &other, &*pool] {
+            let (stored, left) = (&stored, &left);
+            scope.spawn(move || {
+                for number in 0..200 {
+                    stored.fetch_add(u32::from(store(index, number).unwrap()), Ordering::Relaxed);
+                }
+                left.fetch_sub(1, Ordering::Relaxed);
+            });
+        }
+    });
+    assert_eq!(stored.into_inner(), 200);
+    assert!((0..200).all(|number| read(&*pool, number).unwrap() == Some(content(number))));
+}
+
 #[test]
 fn where_nobody_serves_it_is_said_within_a_bounded_time_and_one_serves_at_a_time() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,7 @@
 //! `--cache-bytes`: how much of the mount's files is in the page cache, and that they stay right.
 
+#![allow(clippy::cast_possible_truncation, reason = "offsets of tests are small")]
+
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
