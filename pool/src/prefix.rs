@@ -58,7 +58,9 @@ impl Drop for Storing<'_> {
 impl Pool {
     /// Begins to store a key, if no other thread of this node is at it.
     pub(crate) fn storing(&self, key: Key) -> Option<Storing<'_>> {
-        locked(&self.storing).insert(key).then_some(Storing { pool: self, key })
+        // Made only then: one that goes gives the key back.
+        let is_first = locked(&self.storing).insert(key);
+        is_first.then(|| Storing { pool: self, key })
     }
 
     /// Reserves a block of `length` bytes.
