@@ -10,7 +10,7 @@
 //! reserved stays its client's, what was ready stays ready, and the next server goes on with the
 //! table.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use crc_fast::{CrcAlgorithm, Digest};
 
@@ -75,19 +75,19 @@ impl Index for Pool {
 /// The index as its server has it. Threads of a node take turns.
 pub struct ServedIndex {
     pool: Arc<Pool>,
-    asking: Mutex<()>,
 }
 
 impl ServedIndex {
     /// Asks whoever serves the index of `pool`, which need not be there yet.
     pub fn new(pool: Arc<Pool>) -> Self {
-        Self { pool, asking: Mutex::new(()) }
+        Self { pool }
     }
 
     /// Asks, again if the server died with the question: all that is asked may be done twice.
     fn ask(&self, op: u16, body: &[u8], more: &[u8]) -> Result<(u16, Vec<u8>), PoolError> {
-        let _one = locked(&self.asking);
         let (pool, member) = (&self.pool, &self.pool.member);
+        // A node has one line at each server.
+        let _one = locked(&pool.asking);
         if !more.is_empty() {
             let at = member.layout.body(member.node);
             // It is there, as all that was stored, once it is known whom to ask.

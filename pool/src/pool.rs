@@ -38,6 +38,8 @@ pub struct Pool {
     hand: AtomicU64,
     pub(crate) counts: Counts,
     telling: Mutex<Telling>,
+    /// Held by the thread that asks for the index.
+    pub(crate) asking: Mutex<()>,
     /// The keys that threads of this node store now.
     pub(crate) storing: Mutex<BTreeSet<Key>>,
 }
@@ -128,6 +130,7 @@ impl Pool {
             hand: AtomicU64::new(0),
             counts: Counts::default(),
             telling: Mutex::default(),
+            asking: Mutex::default(),
             storing: Mutex::default(),
         };
         let mut wait = Wait::default();
