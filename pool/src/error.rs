@@ -42,6 +42,15 @@ pub enum PoolError {
     /// Another is at it, or too many are.
     #[error("waited too long for {0}")]
     Timeout(&'static str),
+    /// Nobody answers what is asked.
+    #[error("nobody serves the pool's index: `lamina pool serve` does")]
+    NoServer,
+    /// Another serves already.
+    #[error("node {node} serves the pool's index already")]
+    Served {
+        /// The node.
+        node: u32,
+    },
     /// A name or a body that is too long.
     #[error("{what} has {bytes} bytes, more than {most}")]
     TooLong {

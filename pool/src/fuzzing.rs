@@ -11,6 +11,7 @@ use crate::host::Host;
 use crate::key::Chain;
 use crate::layout::{Geometry, Layout, SLOTS, SUPERBLOCK, Slot, seal};
 use crate::mem::{CxlMem, LINE, Map, Mapped};
+use crate::overview::Overview;
 use crate::pool::Pool;
 
 /// Everything ends within this time, whatever the contents.
@@ -68,6 +69,12 @@ pub fn memory(bytes: u64) -> Arc<Mapped> {
 
 /// Does everything with a pool, whatever comes of it.
 pub fn use_all(memory: &Arc<Mapped>) {
+    // From outside: at most the first KiB, whatever they say.
+    let seen = Overview::read(memory.bytes(), |at, into| {
+        assert!(at == 0 && into.len() <= 20 << 10, "{} bytes at {at} are looked at", into.len());
+        memory.load(at, into)
+    });
+    drop(seen.expect("what is read lies inside"));
     let Ok(pool) = Pool::attach(memory.clone(), Alone::new(), 0) else { return };
     let key = Chain::new("hostile").next(&[1]);
     let _ = pool.serve();

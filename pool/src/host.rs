@@ -17,6 +17,12 @@ pub trait Host: Send + Sync {
     /// Whether a node is certainly dead, so that nothing of it can come any more.
     fn is_gone(&self, node: u32, incarnation: u32) -> bool;
 
+    /// What people call `node`, which is this host's own. Empty: there is no name but its number.
+    fn name(&self, node: u32) -> String {
+        let _ = node;
+        String::new()
+    }
+
     /// Takes a node's access away, for good. When this returns `true`, none of its stores can reach
     /// the memory any more. `false`: that is not in this host's power, or it was itself revoked.
     fn revoke(&self, node: u32, incarnation: u32) -> bool;

@@ -52,6 +52,10 @@ impl<R: Revoke> Host for Hosts<R> {
         PATIENCE.max(self.timeout.saturating_mul(8))
     }
 
+    fn name(&self, node: u32) -> String {
+        self.names.get(node as usize).cloned().unwrap_or_default()
+    }
+
     fn is_gone(&self, _: u32, _: u32) -> bool {
         // Only the device can tell, and only of whom it revoked.
         false

@@ -8,6 +8,9 @@
 //! | manager | one | who is elected |
 //! | nodes | node | that node |
 //! | fenced | node | the manager |
+//! | server | one: who serves the index | the holder of lock 0 |
+//! | census | two lines: what the table holds | the manager |
+//! | counts | node, two lines: what it did | that node |
 //! | doorbells | node, 512 locks | that node |
 //! | requests | lock and node | that node |
 //! | grants | lock | the manager; in coherent memory who takes and releases it |
@@ -15,6 +18,7 @@
 //! | hazards | node, 8 pins | that node |
 //! | rings | freeing node and owner: tail, head, entries | the freeing node, the owner, the freeing node |
 //! | messages | client and server: request, response | client, server |
+//! | bodies | client, 16 lines: what is longer than a request | client |
 //! | bitmap, chunks | 512 chunks, 4 chunks | the holder of lock 0 |
 //! | groups | tags, stamps, eight entries | the holder of the group's lock |
 
@@ -24,8 +28,9 @@ use crate::error::PoolError;
 use crate::mem::{LINE, Lines};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"LAMIPOOL");
-/// 2: slots may hold named blocks, of which programs of version 1 know nothing.
-const VERSION: u64 = 2;
+/// 2: slots may hold named blocks, of which programs of version 1 know nothing. 3: nodes tell what
+/// they count, and there may be a server of the index.
+const VERSION: u64 = 3;
 pub(crate) const SUPERBLOCK: u64 = 2 * LINE;
 /// Slots of a group.
 pub(crate) const SLOTS: u64 = 8;
@@ -34,6 +39,10 @@ const GROUP: u64 = (2 + SLOTS) * LINE;
 const HAZARD_LINES: u64 = 8;
 /// Pins that a node may have at a time.
 pub(crate) const PINS: usize = (HAZARD_LINES * 8) as usize;
+/// Bytes of a client's body.
+pub(crate) const BODY_BYTES: u64 = 16 * LINE;
+/// Bytes of a record of counts.
+pub(crate) const RECORD: u64 = 2 * LINE;
 const RING_LINES: u64 = 8;
 /// What a ring holds.
 pub(crate) const RING: u64 = RING_LINES * 8;
@@ -101,6 +110,9 @@ pub(crate) struct Layout {
     manager: u64,
     nodes: u64,
     fenced: u64,
+    server: u64,
+    census: u64,
+    counts: u64,
     doorbells: u64,
     doorbell_lines: u64,
     requests: u64,
@@ -109,6 +121,7 @@ pub(crate) struct Layout {
     hazards: u64,
     rings: u64,
     messages: u64,
+    bodies: u64,
     bitmap: u64,
     chunks: u64,
     groups: u64,
@@ -145,6 +158,9 @@ impl Layout {
         let manager = area(1);
         let node_lines = area(nodes);
         let fenced = area(nodes);
+        let server = area(1);
+        let census = area(RECORD / LINE);
+        let counts = area(nodes * RECORD / LINE);
         let doorbells = area(nodes * doorbell_lines);
         let requests = area(nodes * locks_wide);
         let grants = area(locks_wide);
@@ -152,6 +168,7 @@ impl Layout {
         let hazards = area(nodes * HAZARD_LINES);
         let rings = area(nodes * nodes * (2 + RING_LINES));
         let messages = area(nodes * nodes * 2);
+        let bodies = area(nodes * BODY_BYTES / LINE);
         let bitmap = area(u64::from(chunks).div_ceil(512));
         let chunk_lines = area(u64::from(chunks).div_ceil(4));
         let group_lines = area(u64::from(groups) * GROUP / LINE);
@@ -162,6 +179,9 @@ impl Layout {
             manager,
             nodes: node_lines,
             fenced,
+            server,
+            census,
+            counts,
             doorbells,
             doorbell_lines,
             requests,
@@ -170,6 +190,7 @@ impl Layout {
             hazards,
             rings,
             messages,
+            bodies,
             bitmap,
             chunks: chunk_lines,
             groups: group_lines,
@@ -194,6 +215,36 @@ impl Layout {
     /// All lines that say who is fenced.
     pub(crate) fn all_fenced(&self) -> (u64, u64) {
         (self.fenced, u64::from(self.geometry.nodes) * LINE)
+    }
+
+    /// The word that says who serves the index.
+    pub(crate) fn server(&self) -> u64 {
+        self.server
+    }
+
+    /// What belongs to a client's request and does not fit into its line.
+    pub(crate) fn body(&self, client: u32) -> u64 {
+        self.bodies + u64::from(client) * BODY_BYTES
+    }
+
+    /// What the manager counted of the table.
+    pub(crate) fn census(&self) -> u64 {
+        self.census
+    }
+
+    /// What a node counted.
+    pub(crate) fn counts(&self, node: u32) -> u64 {
+        self.counts + u64::from(node) * RECORD
+    }
+
+    /// Everything that tells who is attached and what was counted: from the superblock on.
+    pub(crate) fn told(&self) -> u64 {
+        self.doorbells
+    }
+
+    /// The lines of groups `first..last`.
+    pub(crate) fn groups(&self, groups: &Range<u32>) -> (u64, u64) {
+        (self.tags(groups.start), u64::from(groups.end - groups.start) * GROUP)
     }
 
     /// The word of a node's doorbell that has a lock's bit.
@@ -365,14 +416,19 @@ impl Layout {
 
     /// Reads the superblock of a pool.
     pub(crate) fn open(lines: &Lines) -> Result<Self, PoolError> {
-        let no = |why: &str| PoolError::NoPool(why.to_owned());
         if lines.bytes() < SUPERBLOCK {
-            return Err(no("the memory is too small"));
+            return Err(PoolError::NoPool("the memory is too small".into()));
         }
         lines.consume(0, SUPERBLOCK)?;
         let mut bytes = [0; SUPERBLOCK as usize];
         lines.load(0, &mut bytes)?;
-        let word = |index: usize| word(&bytes, index);
+        Self::of_superblock(&bytes, lines.bytes())
+    }
+
+    /// What a superblock says, of a memory of `length` bytes.
+    pub(crate) fn of_superblock(bytes: &[u8; SUPERBLOCK as usize], length: u64) -> Result<Self, PoolError> {
+        let no = |why: &str| PoolError::NoPool(why.to_owned());
+        let word = |index: usize| word(bytes, index);
         if word(0) != MAGIC {
             return Err(no("it does not begin as one"));
         }
@@ -388,11 +444,11 @@ impl Layout {
             chunk_bytes: word(5),
         };
         let layout = Self::new(&geometry)?;
-        if layout.superblock() != bytes {
+        if layout.superblock() != *bytes {
             return Err(PoolError::Damaged { what: "the superblock", at: 0 });
         }
-        if layout.end > lines.bytes() {
-            return Err(no(&format!("it needs {} bytes and the memory has {}", layout.end, lines.bytes())));
+        if layout.end > length {
+            return Err(no(&format!("it needs {} bytes and the memory has {length}", layout.end)));
         }
         Ok(layout)
     }

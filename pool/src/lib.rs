@@ -23,12 +23,14 @@
 #![allow(clippy::cast_possible_truncation)]
 
 mod check;
+mod counts;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod heap;
 mod host;
 pub mod hosts;
+mod index;
 mod key;
 mod layout;
 pub mod local;
@@ -37,21 +39,27 @@ pub mod mem;
 mod member;
 mod message;
 mod named;
+mod overview;
 mod pool;
 mod prefix;
 mod recovery;
+mod server;
 mod service;
 mod table;
 
 pub use check::{Problem, Report};
+pub use counts::{NodeCounts, Occupancy};
 pub use error::PoolError;
 pub use host::Host;
+pub use index::{Index, ServedIndex};
 pub use key::{Chain, Key};
 pub use layout::Geometry;
 pub use message::{BODY, Request};
 pub use named::Held;
+pub use overview::{Attached, Overview};
 pub use pool::{Object, Pool, Stats};
 pub use prefix::{Reservation, Reserved};
+pub use server::IndexServer;
 pub use service::Service;
 
 const _: () = assert!(usize::BITS == 64, "offsets become addresses");

@@ -10,7 +10,7 @@
 //!
 //! No lock is taken while another is held.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
 
 use crate::error::PoolError;
@@ -32,9 +32,6 @@ pub(crate) struct Held<'m> {
     lock: u32,
     local: Option<MutexGuard<'m, Local>>,
 }
-
-/// Times that a lock was not to be had at once.
-pub(crate) static WAITS: AtomicU64 = AtomicU64::new(0);
 
 /// A request: the node, its incarnation, a count. Below 2^63, and never zero.
 fn request(node: u32, incarnation: u32, count: u32) -> u64 {
@@ -69,7 +66,7 @@ impl Member {
             local.held = wanted;
             while self.lines.compare_exchange(self.layout.grant(lock), 0, wanted)? != Some(true) {
                 local.held = 0;
-                WAITS.fetch_add(1, Ordering::Relaxed);
+                self.waits.fetch_add(1, Ordering::Relaxed);
                 self.wait(&mut wait, "a lock")?;
                 local.held = wanted;
             }
@@ -96,7 +93,7 @@ impl Member {
             self.lines.post(at, rung | 1 << (lock % 64))?;
         }
         while self.lines.fresh(self.layout.grant(lock))? != wanted {
-            WAITS.fetch_add(1, Ordering::Relaxed);
+            self.waits.fetch_add(1, Ordering::Relaxed);
             self.wait(wait, "a lock")?;
         }
         Ok(())

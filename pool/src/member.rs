@@ -28,6 +28,11 @@ const MOST_INCARNATIONS: u32 = 1 << 23;
 /// A node counts on so many times within the timeout.
 const COUNTS: u64 = 8;
 
+/// Milliseconds between two turns of what a node does now and then.
+pub(crate) fn interval(host: &dyn Host) -> u64 {
+    (host.timeout() / COUNTS).max(1)
+}
+
 /// A node of a pool.
 pub(crate) struct Member {
     pub(crate) lines: Lines,
@@ -47,6 +52,8 @@ pub(crate) struct Member {
     pub(crate) local: Vec<Mutex<Local>>,
     pub(crate) doorbell: Mutex<()>,
     pub(crate) granting: Mutex<()>,
+    /// Times that a lock was not to be had at once.
+    pub(crate) waits: AtomicU64,
 }
 
 #[derive(Default)]
@@ -80,6 +87,14 @@ enum Life {
 
 fn of_word(word: u64) -> (u64, u32) {
     (word & 0xff, (word >> 8) as u32)
+}
+
+/// The incarnation of a node that is attached and whether it manages, by its word, the last of it
+/// that was recovered, and the manager's word. Whoever was recovered is dead, and did not say so.
+pub(crate) fn attached(node: u32, word: u64, fenced: u32, manager: u64) -> Option<(u32, bool)> {
+    let (state, incarnation) = of_word(word);
+    let leads = manager & 0xffff_ffff == u64::from(node) << 24 | u64::from(incarnation);
+    (state == JOINED && incarnation > fenced).then_some((incarnation, leads))
 }
 
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -135,6 +150,7 @@ impl Member {
             local: (0..layout.locks).map(|_| Mutex::default()).collect(),
             doorbell: Mutex::new(()),
             granting: Mutex::new(()),
+            waits: AtomicU64::new(0),
             lines,
             layout,
             host,
@@ -177,7 +193,7 @@ impl Member {
         if now < beat.next {
             return Ok(());
         }
-        beat.next = now + (self.host.timeout() / COUNTS).max(1);
+        beat.next = now + interval(&*self.host);
         self.alive()?;
         beat.count += 1;
         self.lines.post(self.layout.node(self.node) + COUNT, beat.count)?;
@@ -192,7 +208,7 @@ impl Member {
         if now < watch.next {
             return Ok(());
         }
-        watch.next = now + (self.host.timeout() / COUNTS).max(1);
+        watch.next = now + interval(&*self.host);
         if !self.leads() {
             self.succeed(&mut watch)?;
         }
@@ -356,15 +372,19 @@ impl Member {
         Ok(self.fenced(self.node)?.saturating_add(1) >= self.incarnation)
     }
 
+    /// Whether a node is attached, and not known to be dead.
+    pub(crate) fn is_attached(&self, node: u32) -> Result<bool, PoolError> {
+        let word = self.lines.fresh(self.layout.node(node))?;
+        Ok(attached(node, word, self.fenced(node)?, 0).is_some())
+    }
+
     /// The nodes that are attached, and whether each manages.
     pub(crate) fn members(&self) -> Result<Vec<(u32, u32, bool)>, PoolError> {
         let manager = self.lines.fresh(self.layout.manager())?;
         let mut found = Vec::new();
         for node in 0..self.layout.geometry.nodes {
-            let (incarnation, joined) = self.incarnation(node)?;
-            // Whoever was recovered is dead, and did not say so.
-            if joined && incarnation > self.fenced(node)? {
-                let leads = manager & 0xffff_ffff == u64::from(node) << 24 | u64::from(incarnation);
+            let word = self.lines.fresh(self.layout.node(node))?;
+            if let Some((incarnation, leads)) = attached(node, word, self.fenced(node)?, manager) {
                 found.push((node, incarnation, leads));
             }
         }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::error::PoolError;
 use crate::layout::{is_sealed, seal, word};
 use crate::mem::LINE;
-use crate::member::Wait;
+use crate::member::{Member, Wait};
 use crate::pool::Pool;
 
 /// Bytes that a message carries.
@@ -79,6 +79,8 @@ impl Line {
 pub struct Request<'a> {
     /// The client's number.
     pub client: u32,
+    /// Which of those who had the number it is.
+    pub incarnation: u32,
     /// What is asked for: below 65,534.
     pub op: u16,
     /// What belongs to it.
@@ -93,8 +95,20 @@ impl Pool {
     /// `None`: the server died with it, and it may have been done or not.
     ///
     /// # Errors
-    /// [`PoolError::TooLong`], [`PoolError::Node`], [`PoolError::Timeout`], [`PoolError::Fenced`].
+    /// [`PoolError::TooLong`], [`PoolError::Node`], [`PoolError::Timeout`], [`PoolError::Fenced`];
+    /// [`PoolError::NoServer`] when it has been gone for some time.
     pub fn ask(&self, server: u32, op: u16, body: &[u8]) -> Result<Option<(u16, Vec<u8>)>, PoolError> {
+        self.ask_while(server, op, body, |member| member.is_attached(server))
+    }
+
+    /// [`Self::ask`], in vain when `serves` has not held for some time.
+    pub(crate) fn ask_while(
+        &self,
+        server: u32,
+        op: u16,
+        body: &[u8],
+        serves: impl Fn(&Member) -> Result<bool, PoolError>,
+    ) -> Result<Option<(u16, Vec<u8>)>, PoolError> {
         let member = &self.member;
         if server >= member.layout.geometry.nodes || op >= LOST {
             return Err(PoolError::Node { node: server, why: "it is no server for this".into() });
@@ -105,6 +119,7 @@ impl Pool {
         member.lines.store(at, &request.to_bytes())?;
         member.lines.publish(at, LINE)?;
         let mut wait = Wait::default();
+        let mut gone = None;
         let response = member.layout.response(member.node, server);
         loop {
             // No fence: an old line checks too, and is looked at again.
@@ -124,9 +139,23 @@ impl Pool {
             if wait.is_due() {
                 // If this node manages, the server may wait to be recovered by it.
                 self.serve()?;
+                // It may come back, under its number, and then tells what became of this.
+                let now = member.host.now();
+                match serves(member)? {
+                    true => gone = None,
+                    false if now.saturating_sub(*gone.get_or_insert(now)) > self.grace() => {
+                        return Err(PoolError::NoServer);
+                    }
+                    false => {}
+                }
             }
             member.wait(&mut wait, "an answer")?;
         }
+    }
+
+    /// Milliseconds for which who is gone may come back.
+    pub(crate) fn grace(&self) -> u64 {
+        self.member.host.timeout().saturating_mul(2)
     }
 
     /// Answers what was asked of this node, and says how many. One thread does so. What a last life
@@ -167,11 +196,12 @@ impl Pool {
         }
         for (client, request) in &begun {
             let body = &request.body[..usize::from(request.length)];
-            let (op, body) = reply(Request { client: *client, op: request.op, body })?;
+            let incarnation = request.incarnation;
+            let (op, body) = reply(Request { client: *client, incarnation, op: request.op, body })?;
             let response = Line::new(request.incarnation, request.sequence, op.min(LOST - 1), &body)?;
-            let at = member.layout.response(*client, member.node);
-            member.lines.store(at, &response.to_bytes())?;
-            member.lines.flush(at, LINE)?;
+            let answer = member.layout.response(*client, member.node);
+            member.lines.store(answer, &response.to_bytes())?;
+            member.lines.flush(answer, LINE)?;
         }
         member.lines.fence()?;
         member.alive()?;

@@ -1,16 +1,17 @@
 //! A pool as a node has it: objects by name, blocks by key.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use serde::Serialize;
 
+use crate::counts::{Counts, NodeCounts, Occupancy, Telling, taken_bytes};
 use crate::error::PoolError;
-use crate::heap::{Heap, is_taken, size_for};
+use crate::heap::{Heap, size_for};
 use crate::host::Host;
 use crate::key::Key;
 use crate::layout::{Geometry, Layout, SLOTS, Slot};
-use crate::lock::WAITS;
 use crate::mem::{CxlMem, LINE, Lines};
 use crate::member::{Member, Wait, locked, try_locked};
 use crate::recovery::recover;
@@ -36,28 +37,17 @@ pub struct Pool {
     recovering: Mutex<()>,
     hand: AtomicU64,
     pub(crate) counts: Counts,
+    telling: Mutex<Telling>,
+    /// Held by the thread that asks for the index.
+    pub(crate) asking: Mutex<()>,
+    /// The keys that threads of this node store now.
+    pub(crate) storing: Mutex<BTreeSet<Key>>,
 }
 
 #[derive(Debug, Default)]
 struct Touches {
     slots: Vec<Slot>,
     clock: u64,
-}
-
-/// What this node did.
-#[derive(Debug, Default)]
-pub(crate) struct Counts {
-    pub(crate) hits: AtomicU64,
-    pub(crate) misses: AtomicU64,
-    pub(crate) stores: AtomicU64,
-    pub(crate) evictions: AtomicU64,
-    pub(crate) recoveries: AtomicU64,
-}
-
-impl Counts {
-    pub(crate) fn add(counter: &AtomicU64, many: u64) {
-        counter.fetch_add(many, Ordering::Relaxed);
-    }
 }
 
 /// What a pool holds, and what this node did with it.
@@ -93,8 +83,10 @@ pub struct Stats {
     pub evictions: u64,
     /// This node: nodes recovered.
     pub recoveries: u64,
-    /// This process: times that a lock was not to be had at once.
+    /// This node: times that a lock was not to be had at once.
     pub lock_waits: u64,
+    /// What all nodes did since the pool was made, of each number those who had it together.
+    pub by_node: Vec<NodeCounts>,
 }
 
 /// An object of a pool, or a block that has a name.
@@ -137,6 +129,9 @@ impl Pool {
             recovering: Mutex::new(()),
             hand: AtomicU64::new(0),
             counts: Counts::default(),
+            telling: Mutex::default(),
+            asking: Mutex::default(),
+            storing: Mutex::default(),
         };
         let mut wait = Wait::default();
         pool.serve()?;
@@ -156,6 +151,7 @@ impl Pool {
         self.tell_touches()?;
         self.heap.shrink(&self.member)?;
         self.member.alive()?;
+        locked(&self.telling).tell(&self.member, &self.counts)?;
         self.member.leave()
     }
 
@@ -179,6 +175,9 @@ impl Pool {
             }
         }
         drain(&self.member, &self.heap)?;
+        if let Some(mut telling) = try_locked(&self.telling) {
+            telling.turn(&self.member, &self.counts)?;
+        }
         Ok(())
     }
 
@@ -387,8 +386,9 @@ impl Pool {
         let some = from.len() / 64 + 1;
         let mut any = false;
         for (_, slot, tag) in from.iter().take(some) {
-            any |= evict(&self.member, &self.heap, *slot, *tag)?;
-            Counts::add(&self.counts.evictions, 1);
+            let evicted = evict(&self.member, &self.heap, *slot, *tag)?;
+            Counts::add(&self.counts.evictions, u64::from(evicted));
+            any |= evicted;
         }
         Ok(match (any, is_own) {
             (true, true) => Room::Made,
@@ -434,7 +434,6 @@ impl Pool {
     /// [`PoolError::Fenced`].
     pub fn stats(&self) -> Result<Stats, PoolError> {
         let layout = &self.member.layout;
-        let chunk_bytes = layout.geometry.chunk_bytes;
         let mut stats = Stats {
             bytes: layout.end - layout.data,
             slots: u64::from(layout.geometry.groups) * SLOTS,
@@ -443,35 +442,26 @@ impl Pool {
             stores: self.counts.stores.load(Ordering::Relaxed),
             evictions: self.counts.evictions.load(Ordering::Relaxed),
             recoveries: self.counts.recoveries.load(Ordering::Relaxed),
-            lock_waits: WAITS.load(Ordering::Relaxed),
+            lock_waits: self.member.waits.load(Ordering::Relaxed),
             ..Stats::default()
         };
+        let mut occupancy = Occupancy::default();
+        for group in 0..layout.geometry.groups {
+            let (first, length) = layout.groups(&(group..group + 1));
+            self.member.lines.consume(first, length)?;
+            occupancy.add(&self.member, group..group + 1)?;
+        }
         let (first, length) = layout.all_bits();
         self.member.lines.consume(first, length)?;
-        for chunk in 0..layout.geometry.chunks {
-            stats.taken_bytes += u64::from(is_taken(&self.member, chunk)?) * chunk_bytes;
-        }
-        for group in 0..layout.geometry.groups {
-            self.member.lines.consume(layout.tags(group), LINE)?;
-            for (index, tag) in tags(&self.member, group)?.into_iter().enumerate() {
-                match tag.state() {
-                    Some(State::Reserved) => stats.reserved += 1,
-                    Some(State::Block | State::Named) => stats.blocks += 1,
-                    Some(State::Object) => stats.objects += 1,
-                    Some(State::Evicting) => stats.evicting += 1,
-                    _ => {}
-                }
-                if tag.is_ready() {
-                    let slot = Slot { group, index: index as u32 };
-                    self.member.lines.consume(layout.entry(slot), LINE)?;
-                    let entry = Entry::load(&self.member, slot, tag)?;
-                    stats.ready_bytes += entry.map_or(0, |entry| entry.length);
-                }
-            }
-        }
+        occupancy.taken_bytes = taken_bytes(&self.member)?;
+        let Occupancy { reserved, blocks, objects, evicting, ready_bytes, taken_bytes } = occupancy;
+        (stats.reserved, stats.blocks, stats.objects, stats.evicting) = (reserved, blocks, objects, evicting);
+        (stats.ready_bytes, stats.taken_bytes) = (ready_bytes, taken_bytes);
         let members = self.member.members()?;
         stats.nodes = members.len() as u64;
         stats.manager = members.iter().find(|(_, _, leads)| *leads).map(|(node, ..)| *node);
+        locked(&self.telling).tell(&self.member, &self.counts)?;
+        stats.by_node = self.overview()?.nodes;
         self.member.alive()?;
         Ok(stats)
     }

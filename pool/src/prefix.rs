@@ -7,12 +7,13 @@
 
 use crc_fast::{CrcAlgorithm, Digest};
 
+use crate::counts::Counts;
 use crate::error::PoolError;
 use crate::key::Key;
 use crate::layout::{Slot, crc};
 use crate::mem::LINE;
-use crate::member::Wait;
-use crate::pool::{Counts, PIECE, Pool};
+use crate::member::{Wait, locked};
+use crate::pool::{PIECE, Pool};
 use crate::table::{Entry, Pin, State, Tag, evict, find, group, matching, reclaim, settle, tags};
 
 /// What came of a reservation.
@@ -36,9 +37,32 @@ pub struct Reservation<'p> {
     done: u64,
     digest: Digest,
     open: bool,
+    /// None if another node stores it.
+    storing: Option<Storing<'p>>,
+}
+
+/// A key that this node is storing, by itself or by a server: none of its other threads begins to.
+/// So what the node has reserved at a server without knowing, because the answer was lost, is
+/// nobody's but the one's who asks again.
+pub(crate) struct Storing<'p> {
+    pool: &'p Pool,
+    key: Key,
+}
+
+impl Drop for Storing<'_> {
+    fn drop(&mut self) {
+        locked(&self.pool.storing).remove(&self.key);
+    }
 }
 
 impl Pool {
+    /// Begins to store a key, if no other thread of this node is at it.
+    pub(crate) fn storing(&self, key: Key) -> Option<Storing<'_>> {
+        // Made only then: one that goes gives the key back.
+        let is_first = locked(&self.storing).insert(key);
+        is_first.then(|| Storing { pool: self, key })
+    }
+
     /// Reserves a block of `length` bytes.
     ///
     /// # Errors
@@ -47,10 +71,38 @@ impl Pool {
         self.reserve_as(key, "", State::Block, length)
     }
 
+    /// Reserves a block that `writer`, a node's number and incarnation, will store: the place is
+    /// of this node's heap, and the reservation the writer's.
+    pub(crate) fn reserve_for(
+        &self,
+        writer: (u32, u32),
+        key: Key,
+        length: u64,
+    ) -> Result<Reserved<'_>, PoolError> {
+        self.reserve_by(writer, key, "", State::Block, length)
+    }
+
     /// Reserves a place for `length` bytes. Of a block it is in vain if the key is ready; an object
     /// takes the place of what has its key.
     pub(crate) fn reserve_as(
         &self,
+        key: Key,
+        name: &str,
+        kind: State,
+        length: u64,
+    ) -> Result<Reserved<'_>, PoolError> {
+        let Some(storing) = self.storing(key) else { return Ok(Reserved::Busy) };
+        let own = (self.member.node, self.member.incarnation);
+        let mut reserved = self.reserve_by(own, key, name, kind, length)?;
+        if let Reserved::Yours(reservation) = &mut reserved {
+            reservation.storing = Some(storing);
+        }
+        Ok(reserved)
+    }
+
+    fn reserve_by(
+        &self,
+        (writer, incarnation): (u32, u32),
         key: Key,
         name: &str,
         kind: State,
@@ -65,8 +117,8 @@ impl Pool {
             length,
             generation: 0,
             crc: 0,
-            writer: self.member.node,
-            incarnation: self.member.incarnation,
+            writer,
+            incarnation,
             name_at: 0,
             name_length: name.len() as u32,
         };
@@ -139,6 +191,7 @@ impl Pool {
                     done: 0,
                     digest,
                     open: true,
+                    storing: None,
                 })));
             }
             held.release()?;
@@ -178,24 +231,92 @@ impl Pool {
         })
     }
 
+    /// What `writer` has reserved, if it still has.
+    pub(crate) fn reserved_by(
+        &self,
+        writer: (u32, u32),
+        slot: Slot,
+        tag: Tag,
+    ) -> Result<Option<Reservation<'_>>, PoolError> {
+        let member = &self.member;
+        member.lines.invalidate(member.layout.tag(slot), 8)?;
+        member.lines.invalidate(member.layout.entry(slot), LINE)?;
+        member.lines.settle()?;
+        if tag.state() != Some(State::Reserved) || member.lines.word(member.layout.tag(slot))? != tag.0 {
+            return Ok(None);
+        }
+        let entry = Entry::load(member, slot, tag)?;
+        let entry = entry.filter(|entry| (entry.writer, entry.incarnation) == writer);
+        let digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+        let of = |entry| Reservation {
+            pool: self,
+            slot,
+            tag,
+            entry,
+            kind: State::Block,
+            done: 0,
+            digest,
+            open: true,
+            storing: None,
+        };
+        Ok(entry.map(of))
+    }
+
+    /// The slot and tag under which `writer` has reserved a key.
+    pub(crate) fn reservation_of(
+        &self,
+        writer: (u32, u32),
+        key: &Key,
+    ) -> Result<Option<Reservation<'_>>, PoolError> {
+        let group = group(&self.member, key);
+        self.member.lines.consume(self.member.layout.tags(group), LINE)?;
+        let seen = tags(&self.member, group)?;
+        for (slot, tag) in matching(&seen, group, key, |state| state == State::Reserved) {
+            if let Some(found) = self.reserved_by(writer, slot, tag)? {
+                if found.entry.key == *key {
+                    return Ok(Some(found));
+                }
+                found.hand_over();
+            }
+        }
+        Ok(None)
+    }
+
     /// How many of the first blocks are there. They count as used, the first as the last to be
     /// evicted.
     ///
     /// # Errors
     /// [`PoolError::Damaged`], [`PoolError::Fenced`].
     pub fn prefix(&self, keys: &[Key]) -> Result<usize, PoolError> {
+        let found = self.look_up(keys)?;
+        self.count_lookups(found, keys.len());
+        Ok(found)
+    }
+
+    /// [`Self::prefix`] for another node, which counts for itself.
+    pub(crate) fn look_up(&self, keys: &[Key]) -> Result<usize, PoolError> {
         let mut slots = Vec::with_capacity(keys.len());
         for key in keys {
             let Some((slot, _)) = find(&self.member, key)? else { break };
             slots.push(slot);
         }
         let found = slots.len();
-        Counts::add(&self.counts.hits, found as u64);
-        Counts::add(&self.counts.misses, (keys.len() - found) as u64);
         slots.reverse();
         self.touch(&slots)?;
         self.member.alive()?;
         Ok(found)
+    }
+
+    /// Counts that of so many looked for these were found.
+    pub(crate) fn count_lookups(&self, found: usize, all: usize) {
+        Counts::add(&self.counts.hits, found as u64);
+        Counts::add(&self.counts.misses, (all - found) as u64);
+    }
+
+    /// Counts that something was stored.
+    pub(crate) fn count_store(&self, length: u64) {
+        Counts::add(&self.counts.stores, 1);
+        Counts::add(&self.counts.stored_bytes, length);
     }
 
     /// The bytes of an object or a block.
@@ -218,12 +339,17 @@ impl Pool {
     /// [`PoolError::Damaged`], [`PoolError::End`], [`PoolError::Fenced`].
     pub fn read_into(&self, key: &Key, pieces: &mut [&mut [u8]]) -> Result<bool, PoolError> {
         let Some(pin) = self.pin(key)? else { return Ok(false) };
+        self.read_pinned(&pin, pieces)?;
+        Ok(true)
+    }
+
+    /// Reads all of what is pinned into pieces that are as long.
+    pub(crate) fn read_pinned(&self, pin: &Pin<'_>, pieces: &mut [&mut [u8]]) -> Result<(), PoolError> {
         let length: u64 = pieces.iter().map(|piece| piece.len() as u64).sum();
         if length != pin.entry.length {
             return Err(PoolError::End { at: 0, length, bytes: pin.entry.length });
         }
-        self.fill(&pin, pieces)?;
-        Ok(true)
+        self.fill(pin, pieces)
     }
 
     /// Reads parts of an object or a block, each at its offset. Whether it was there. The check is
@@ -244,6 +370,7 @@ impl Pool {
         self.member.lines.settle()?;
         for (at, part) in parts {
             self.member.lines.load(pin.entry.at + *at, part)?;
+            Counts::add(&self.counts.read_bytes, part.len() as u64);
         }
         self.member.alive()?;
         Ok(true)
@@ -271,6 +398,7 @@ impl Pool {
             self.member.alive()?;
             return Err(PoolError::Damaged { what: "an object's bytes", at: pin.entry.at });
         }
+        Counts::add(&self.counts.read_bytes, pin.entry.length);
         Ok(())
     }
 }
@@ -297,12 +425,21 @@ impl Reservation<'_> {
     ///
     /// # Errors
     /// [`PoolError::End`] if bytes are missing, [`PoolError::Fenced`].
-    pub fn commit(mut self) -> Result<(), PoolError> {
-        let (pool, member) = (self.pool, &self.pool.member);
+    pub fn commit(self) -> Result<(), PoolError> {
         if self.done != self.entry.length {
             return Err(PoolError::End { at: self.done, length: 0, bytes: self.entry.length });
         }
-        self.entry.crc = if self.done == 0 { crc(&[]) } else { self.digest.finalize() as u32 };
+        let crc = if self.done == 0 { crc(&[]) } else { self.digest.finalize() as u32 };
+        let (pool, length) = (self.pool, self.entry.length);
+        self.commit_as(crc)?;
+        pool.count_store(length);
+        Ok(())
+    }
+
+    /// [`Self::commit`] of bytes that were stored, and check to `crc`.
+    pub(crate) fn commit_as(mut self, crc: u32) -> Result<(), PoolError> {
+        let (pool, member) = (self.pool, &self.pool.member);
+        self.entry.crc = crc;
         // Taking the lock completes the stores of the bytes.
         let held = member.acquire(member.layout.lock_of(self.slot.group))?;
         let tag_at = member.layout.tag(self.slot);
@@ -331,8 +468,18 @@ impl Reservation<'_> {
         if let Some((slot, _)) = old {
             settle(member, &pool.heap, slot)?;
         }
-        Counts::add(&pool.counts.stores, 1);
         member.alive()
+    }
+
+    /// Leaves it to its writer: where it is in the table, its tag, and where its bytes go.
+    pub(crate) fn hand_over(mut self) -> (Slot, Tag, u64) {
+        self.open = false;
+        (self.slot, self.tag, self.entry.at)
+    }
+
+    /// Bytes that are reserved.
+    pub(crate) fn length(&self) -> u64 {
+        self.entry.length
     }
 
     /// The object that this one replaces. The group's lock is held.
@@ -354,11 +501,17 @@ impl Reservation<'_> {
         let at = member.layout.tag(self.slot);
         member.lines.consume(at, 8)?;
         let is_ours = member.lines.word(at)? == self.tag.0;
+        // A server that died may have taken the place.
+        let is_own = self.entry.places().all(|at| self.pool.heap.owns(&member.layout, at));
         if is_ours {
-            member.lines.post(at, 0)?;
+            member.lines.post(at, if is_own { 0 } else { self.tag.with(State::Evicting).0 })?;
         }
         held.release()?;
-        if is_ours { self.pool.give(&self.entry) } else { Ok(()) }
+        match (is_ours, is_own) {
+            (true, true) => self.pool.give(&self.entry),
+            (true, false) => settle(member, &self.pool.heap, self.slot),
+            (false, _) => Ok(()),
+        }
     }
 }
 

@@ -40,23 +40,24 @@ pub(crate) fn adopt_all(
                 }
                 let slot = Slot { group, index: index as u32 };
                 member.lines.consume(member.layout.entry(slot), LINE)?;
-                let keeps = match Entry::load(member, slot, tag)? {
-                    Some(entry) => {
-                        let is_dropped = match tag.state() {
-                            Some(State::Reserved) => is_dead(entry.writer, entry.incarnation),
-                            Some(State::Evicting) => is_free(member, slot, &entry, &chunks)?,
-                            _ => false,
-                        };
-                        if !is_dropped {
-                            note(member, &entry, &chunks, &mut used);
+                let mut left = None;
+                if let Some(entry) = Entry::load(member, slot, tag)? {
+                    left = match tag.state() {
+                        Some(State::Reserved) if is_dead(entry.writer, entry.incarnation) => {
+                            // A server's heap may hold it: then that takes it back.
+                            let owned = is_of(member, &entry, &chunks);
+                            (!owned).then(|| tag.with(State::Evicting))
                         }
-                        !is_dropped
+                        Some(State::Evicting) if is_free(member, slot, &entry, &chunks)? => None,
+                        _ => Some(tag),
+                    };
+                    if left.is_some() {
+                        note(member, &entry, &chunks, &mut used);
                     }
-                    // Nothing can be found by it.
-                    None => false,
-                };
-                if !keeps {
-                    member.lines.post(member.layout.tag(slot), 0)?;
+                }
+                // By what cannot be read nothing can be found.
+                if left != Some(tag) {
+                    member.lines.post(member.layout.tag(slot), left.map_or(0, |tag| tag.0))?;
                 }
             }
         }
@@ -83,8 +84,12 @@ fn is_free(
     entry: &Entry,
     chunks: &BTreeMap<u32, Owner>,
 ) -> Result<bool, PoolError> {
-    let ours = |at| member.layout.chunk_of(at).is_some_and(|chunk| chunks.contains_key(&chunk));
-    Ok(entry.places().all(ours) && !is_pinned(member, slot)?)
+    Ok(is_of(member, entry, chunks) && !is_pinned(member, slot)?)
+}
+
+/// Whether an entry's places are all in `chunks`.
+fn is_of(member: &Member, entry: &Entry, chunks: &BTreeMap<u32, Owner>) -> bool {
+    entry.places().all(|at| member.layout.chunk_of(at).is_some_and(|chunk| chunks.contains_key(&chunk)))
 }
 
 /// Notes what an entry uses of `chunks`.

@@ -375,7 +375,7 @@ impl Files {
     ///
     /// # Errors
     /// What the device says.
-    pub(crate) fn stored(&self, inode: u64) -> Result<u64, FileError> {
+    pub fn stored(&self, inode: u64) -> Result<u64, FileError> {
         let gate = self.gate(inode)?;
         let _shared = gate.read();
         let mut places = Vec::new();

@@ -49,7 +49,7 @@ use lamina_device::layout::Layout;
 
 pub use self::attributes::{Wanted, When};
 pub use self::error::FileError;
-pub use self::names::{Child, MAX_NAME, New, Rename};
+pub use self::names::{Child, MAX_NAME, Marked, New, Rename};
 pub use self::state::{Meta, ROOT, Time};
 
 use self::log::Log;

@@ -1,8 +1,10 @@
 //! Names: what is in folders, and what they stand for.
 
+use std::collections::BTreeSet;
+
 use super::class::{FORMAT, KV, LOSSY};
 use super::error::FileError;
-use super::state::{Change, FIRST_PLACE, Meta, ROOT};
+use super::state::{Change, FIRST_PLACE, Meta, Node, ROOT, State};
 use super::{Caller, Core, Files, now, places_of};
 
 /// Most bytes of a name.
@@ -47,7 +49,52 @@ pub struct Child {
     pub place: u64,
 }
 
+/// A file and one of its names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Marked {
+    /// Its inode.
+    pub inode: u64,
+    /// One of its paths, from the folder of all on.
+    pub path: Vec<u8>,
+}
+
+impl State {
+    /// A path of each of these inodes that has one, by path.
+    fn paths_of(&self, mut left: BTreeSet<u64>) -> Vec<Marked> {
+        let (mut found, mut folders) = (Vec::new(), vec![(ROOT, Vec::new())]);
+        while let Some((folder, path)) = folders.pop().filter(|_| !left.is_empty()) {
+            let Ok(node) = self.folder(folder) else { continue };
+            for (name, (inode, _)) in &node.names {
+                let path = if path.is_empty() { name.clone() } else { [&path[..], b"/", name].concat() };
+                if left.remove(inode) {
+                    found.push(Marked { inode: *inode, path });
+                } else if self.folder(*inode).is_ok() {
+                    folders.push((*inode, path));
+                }
+            }
+        }
+        found.sort_by(|one, other| one.path.cmp(&other.path));
+        found
+    }
+}
+
 impl Files {
+    /// The files that have a name and this attribute, by path.
+    pub fn marked(&self, attribute: &[u8]) -> Vec<Marked> {
+        let core = self.core.lock();
+        let has = |(inode, node): (u64, &Node)| {
+            (node.meta.is_file() && node.attributes.contains_key(attribute)).then_some(inode)
+        };
+        core.state.paths_of(core.state.nodes().filter_map(has).collect())
+    }
+
+    /// The files that have a name, and that the kernel knows: of these it may have pages.
+    pub fn known(&self) -> Vec<Marked> {
+        let core = self.core.lock();
+        let known = core.live.keys().copied().filter(|inode| core.state.file(*inode).is_ok());
+        core.state.paths_of(known.collect())
+    }
+
     /// The inode of a name.
     ///
     /// # Errors

@@ -10,19 +10,23 @@ mod trace;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::{Args, Subcommand};
 use hyper::Method;
-use lamina_pool::{Geometry, Pool, PoolError, local};
+use lamina_pool::{Geometry, IndexServer, NodeCounts, Pool, PoolError, Stats, local};
 use serde::Serialize;
 use serde_json::json;
 use tokio::runtime::Handle;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
 
 use self::holds::Holds;
 use self::replay::Replay;
 use crate::args::{Client, bytes};
-use crate::client::{ask, escaped};
+use crate::client::{ask, escaped, new_table};
 use crate::out::{self, print_line};
 
 /// Keep objects and blocks of KV caches in a file that processes share by loads and stores.
@@ -110,6 +114,11 @@ Examples:
         #[command(flatten)]
         client: Client,
     },
+    /// Serve the index of the pool's blocks, for nodes that ask instead of looking themselves.
+    ///
+    /// One node serves at a time; when it dies, clients wait for the next some seconds before they
+    /// fail, and nothing of the index is lost. This runs until it is interrupted.
+    Serve(PoolAt),
     Replay(Box<Replay>),
     /// Verify everything, also while others use the pool. It fails if something does not hold.
     Check {
@@ -141,6 +150,63 @@ fn with<T>(file: &Path, work: impl FnOnce(&Pool) -> anyhow::Result<T>) -> anyhow
 
 fn told(value: &impl Serialize) -> anyhow::Result<()> {
     print_line!("{}", serde_json::to_string(value)?)?;
+    Ok(())
+}
+
+fn serve(at: &PoolAt) -> anyhow::Result<()> {
+    let pool = Arc::new(Pool::open(&at.file).with_context(|| at.file.display().to_string())?);
+    let server = IndexServer::new(Arc::clone(&pool))?;
+    let stop = AtomicBool::new(false);
+    let (say, mut ended) = oneshot::channel::<()>();
+    std::thread::scope(|scope| {
+        let serving = scope.spawn(|| {
+            let served = server.run(|| stop.load(Ordering::Relaxed));
+            // Whoever waits for a signal need not wait any more.
+            drop(say);
+            served
+        });
+        let begun = if at.json {
+            told(&json!({ "pool": at.file, "node": pool.node() }))
+        } else {
+            print_line!("node {} serves the index of {}", pool.node(), at.file.display())
+                .map_err(anyhow::Error::from)
+        };
+        let interrupted = begun.and_then(|()| {
+            Handle::current().block_on(async {
+                let mut end = signal(SignalKind::terminate())?;
+                tokio::select! {
+                    _ = &mut ended => {}
+                    _ = end.recv() => {}
+                    interrupted = tokio::signal::ctrl_c() => interrupted?,
+                }
+                Ok(())
+            })
+        });
+        stop.store(true, Ordering::Relaxed);
+        let served = serving.join().map_err(|_| anyhow!("what serves the index panicked"))?;
+        interrupted.and(Ok(served?))
+    })?;
+    drop(server);
+    if let Some(pool) = Arc::into_inner(pool) {
+        pool.leave()?;
+    }
+    Ok(())
+}
+
+fn print_stats(stats: &Stats) -> anyhow::Result<()> {
+    let Stats { bytes, taken_bytes, objects, blocks, ready_bytes, .. } = stats;
+    print_line!("{bytes} bytes, of which {taken_bytes} are taken")?;
+    print_line!("{objects} objects and {blocks} blocks of {ready_bytes} bytes")?;
+    print_line!("{} of {} slots are reserved, {} evicting", stats.reserved, stats.slots, stats.evicting)?;
+    print_line!("{} nodes are attached besides this one", stats.nodes.saturating_sub(1))?;
+    let titles = ["node", "host", "hits", "misses", "stores", "evictions", "lock waits", "recoveries"];
+    let mut table = new_table(&titles, 2);
+    for node in &stats.by_node {
+        let NodeCounts { hits, misses, stores, evictions, lock_waits, recoveries, .. } = node;
+        let counts = [hits, misses, stores, evictions, lock_waits, recoveries].map(ToString::to_string);
+        table.add_row([node.node.to_string(), node.name.clone()].into_iter().chain(counts));
+    }
+    print_line!("{table}")?;
     Ok(())
 }
 
@@ -187,20 +253,7 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
             if at.json {
                 return told(&stats);
             }
-            print_line!("{} bytes, of which {} are taken", stats.bytes, stats.taken_bytes)?;
-            print_line!(
-                "{} objects and {} blocks of {} bytes",
-                stats.objects,
-                stats.blocks,
-                stats.ready_bytes
-            )?;
-            print_line!(
-                "{} of {} slots are reserved, {} evicting",
-                stats.reserved,
-                stats.slots,
-                stats.evicting
-            )?;
-            print_line!("{} nodes are attached besides this one", stats.nodes.saturating_sub(1))?;
+            print_stats(&stats)?;
         }
         PoolCommand::Put { file, name, from, json } => {
             let mut content = Vec::new();
@@ -239,6 +292,7 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
                 return told(&json!({ "removed": names }));
             }
         }
+        PoolCommand::Serve(at) => serve(&at)?,
         PoolCommand::Replay(args) => replay::replay(&args)?,
         PoolCommand::Check { repair, at } => {
             let report = with(&at.file, |pool| Ok(pool.check(repair)?))?;

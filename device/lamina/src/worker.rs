@@ -494,19 +494,11 @@ impl Served {
                     write_back_with: args.write_back_with,
                     full_wait: Duration::from_secs(args.full_wait.into()),
                     files: args.files,
+                    cache_bytes: args.cache_bytes,
                     api: std::path::absolute(args.run_dir.join("api.sock")).ok(),
                 };
                 let mount = Mount::serve(exports, &path, channels, &options, answered)?;
-                control.mounted(mount.exports());
-                if let Some(models) = mount.models() {
-                    control.shows(models);
-                }
-                if let Some(files) = mount.files() {
-                    control.has_files(files);
-                }
-                if let Some(why) = mount.no_files() {
-                    control.has_no_files(why);
-                }
+                mount.tell(control);
                 Some(mount)
             }
             None => None,

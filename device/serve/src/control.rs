@@ -29,11 +29,13 @@ use lamina_files::{FileError, Files, damaged_log};
 use super::Coherence;
 use super::ServeError;
 use super::additions::Additions;
+use super::cold_pages::{ColdPages, PageCacheReport};
 use super::disks::{DiskInfo, ServedDisk};
 use super::export::{Export, ExportReport, Place};
 use super::files::FilesReport;
 use super::host_cache::HostReport;
 use super::models::{ModelReport, Models, ModelsReport};
+use super::pools::{Pools, PoolsReport};
 
 /// A device and, as soon as it is mounted, the exports that show it.
 #[derive(Clone)]
@@ -48,6 +50,8 @@ pub struct Control {
     models: Arc<OnceLock<Arc<Models>>>,
     files: Arc<OnceLock<Arc<Files>>>,
     no_files: Arc<OnceLock<String>>,
+    pools: Arc<OnceLock<Arc<Pools>>>,
+    cold_pages: Arc<OnceLock<Arc<ColdPages>>>,
     /// Held while a host's access is taken away.
     revoking: Arc<Mutex<()>>,
     /// What the program adds to the API.
@@ -130,6 +134,12 @@ pub struct ServedStats {
     /// What is told of `files/`, if there are any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub files: Option<FilesReport>,
+    /// What the page cache holds of the mount's files, if it is bounded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub page_cache: Option<PageCacheReport>,
+    /// What pools on the mount tell.
+    #[serde(flatten)]
+    pub pools: PoolsReport,
 }
 
 /// What the mount's folders hold.
@@ -156,6 +166,8 @@ impl Control {
             models: Arc::default(),
             files: Arc::default(),
             no_files: Arc::default(),
+            pools: Arc::default(),
+            cold_pages: Arc::default(),
             revoking: Arc::default(),
             additions: Additions::default(),
         }
@@ -193,6 +205,16 @@ impl Control {
     /// Says that the mount has a folder of files. Once is enough.
     pub fn has_files(&self, files: &Arc<Files>) {
         self.files.get_or_init(|| Arc::clone(files));
+    }
+
+    /// Says who looks at pools on the mount. Once is enough.
+    pub(super) fn has_pools(&self, pools: &Arc<Pools>) {
+        self.pools.get_or_init(|| Arc::clone(pools));
+    }
+
+    /// Says who bounds the page cache. Once is enough.
+    pub(super) fn is_bounded_by(&self, cold_pages: &Arc<ColdPages>) {
+        self.cold_pages.get_or_init(|| Arc::clone(cold_pages));
     }
 
     /// Says why the mount has no folder of files although the device has some. Once is enough.
@@ -305,7 +327,9 @@ impl Control {
     pub fn stats(&self) -> ServedStats {
         let hosts = self.exports().into_iter().filter_map(|export| export.host_report()).collect();
         let files = self.files.get().map(|files| FilesReport::of(files));
-        ServedStats { device: self.device.stats(), hosts, files }
+        let pools = self.pools.get().map(|pools| pools.report()).unwrap_or_default();
+        let page_cache = self.cold_pages.get().map(|cold| cold.report());
+        ServedStats { device: self.device.stats(), hosts, files, page_cache, pools }
     }
 
     /// The counters that this control is of: of the whole device, or of a partition and, of a host,

@@ -105,6 +105,11 @@ pub(super) fn own(inode: u64) -> Option<u64> {
     (inode & BIT != 0 && inode & (BIT << 1) == 0).then_some(inode & !BIT)
 }
 
+/// The number of the mount's that stands for an inode of the file system.
+pub(super) fn inode_of(own: u64) -> u64 {
+    BIT | own
+}
+
 /// What the kernel is told of an error.
 pub(super) fn said(why: &FileError) -> io::Error {
     let number = why.errno();

@@ -175,7 +175,7 @@ impl Flusher {
 
     /// Whether the page cache is known to hold pages of this range. Never sleeps.
     pub(crate) fn surely_cached(&self, range: &Range<u64>) -> bool {
-        !range.is_empty() && found(&self.base, range).is_ok_and(|found| found.cached + found.writeback > 0)
+        is_cached(&self.base, range)
     }
 
     /// The device number of the file system that the window is on.
@@ -293,6 +293,24 @@ struct Found {
     writeback: u64,
     evicted: u64,
     recently_evicted: u64,
+}
+
+/// Whether the page cache is known to hold pages of this range of a file. Never sleeps.
+pub(super) fn is_cached(file: &File, range: &Range<u64>) -> bool {
+    !range.is_empty() && found(file, range).is_ok_and(|found| found.cached + found.writeback > 0)
+}
+
+/// Bytes that the page cache is known to hold of this range of a file. Never sleeps.
+pub(super) fn cached_bytes(file: &File, range: &Range<u64>) -> u64 {
+    if range.is_empty() {
+        return 0;
+    }
+    found(file, range).map_or(0, |found| (found.cached + found.writeback) * PAGE_BYTES)
+}
+
+/// Writes back what is dirty in a range of a file, and waits until the kernel has done that.
+pub(super) fn write_out(file: &File, range: &Range<u64>) -> io::Result<()> {
+    write_back(file.as_raw_fd(), None, range)
 }
 
 /// What the page cache holds of `range`. Never sleeps.

@@ -37,6 +37,8 @@ use lamina_device::device::{Device, Partition};
 use lamina_files::Files;
 
 use super::ServeError;
+use super::cold_pages::ColdPages;
+use super::control::Control;
 use super::export::{Export, ExportOptions, Place};
 use super::flusher::WriteBackWith;
 use super::fuse_workers::{Workers, ask_again, invalidate};
@@ -44,6 +46,7 @@ use super::held_mount::{Channels, HeldMount, usual_threads};
 use super::models::Models;
 use super::mount_point::{self, MountPoint};
 use super::own_mount::{self, own_table};
+use super::pools::Pools;
 use super::targets::ExportFile;
 use super::tree::Tree;
 
@@ -71,6 +74,8 @@ pub struct MountOptions {
     /// Bytes that the folder `files` may take of the base window; what the device has of files is
     /// shown with 0, too.
     pub files: u64,
+    /// Bytes of the mount's files that the page cache may hold; no bound if none are given.
+    pub cache_bytes: Option<u64>,
     /// The API's socket, which the root's attribute `user.lamina.api` names for those who have only
     /// the directory.
     pub api: Option<PathBuf>,
@@ -87,6 +92,7 @@ impl Default for MountOptions {
             write_back_with: WriteBackWith::Auto,
             full_wait: FULL_WAIT,
             files: 0,
+            cache_bytes: None,
             api: None,
         }
     }
@@ -102,6 +108,9 @@ pub struct Mount {
     tree: Arc<Tree>,
     /// Why there is no folder of files, if there are some.
     no_files: Option<String>,
+    pools: Arc<Pools>,
+    /// Who bounds the page cache, if it is bounded.
+    cold_pages: Option<Arc<ColdPages>>,
     /// What the invalidators' descriptors are copies of.
     notices: File,
     threads: Vec<JoinHandle<()>>,
@@ -184,9 +193,21 @@ impl Mount {
                 }
             });
         }
+        let (minor, pools) = (String::new(), Arc::new(Pools::new()));
+        let cold_pages = options.cache_bytes.map(|bytes| Arc::new(ColdPages::new(bytes)));
         // From here on dropping the mount undoes everything.
-        let mut mount =
-            Self { held, path, minor: String::new(), workers, tree, no_files, notices, threads: Vec::new() };
+        let mut mount = Self {
+            held,
+            path,
+            minor,
+            workers,
+            tree,
+            no_files,
+            pools,
+            cold_pages,
+            notices,
+            threads: Vec::new(),
+        };
         if answered {
             ask_again(&mount.workers, mount.notices.as_raw_fd());
             for export in mount.tree.exports() {
@@ -218,6 +239,17 @@ impl Mount {
         for export in &exports {
             self.start_export(export, flushers, options.write_back_with)?;
         }
+        if let Some(cold) = self.cold_pages.clone() {
+            let (workers, tree) = (Arc::clone(&self.workers), Arc::clone(&self.tree));
+            let (path, number) = (self.path.clone(), self.notices.as_raw_fd());
+            self.spawn("cold-pages".into(), move || {
+                cold.keep_until_closed(&tree, &path, number, |inode, range| {
+                    invalidate(&workers, number, inode, range);
+                });
+            })?;
+        }
+        let (pools, path, files) = (Arc::clone(&self.pools), self.path.clone(), self.tree.files().cloned());
+        self.spawn("pools".into(), move || pools.watch_until_closed(&path, &exports, files.as_deref()))?;
         self.tune(options);
         Ok(())
     }
@@ -336,6 +368,24 @@ impl Mount {
         self.no_files.as_deref()
     }
 
+    /// Has `control` tell what there is on the mount.
+    pub fn tell(&self, control: &Control) {
+        control.mounted(self.exports());
+        if let Some(models) = self.models() {
+            control.shows(models);
+        }
+        if let Some(files) = self.files() {
+            control.has_files(files);
+        }
+        if let Some(why) = self.no_files() {
+            control.has_no_files(why);
+        }
+        control.has_pools(&self.pools);
+        if let Some(cold) = &self.cold_pages {
+            control.is_bounded_by(cold);
+        }
+    }
+
     /// The exports, in the order they were asked for.
     pub fn exports(&self) -> &[Arc<Export>] {
         self.tree.exports()
@@ -366,6 +416,10 @@ impl Drop for Mount {
         drop(self.workers.late.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take());
         for export in self.tree.exports() {
             export.coherence().close();
+        }
+        self.pools.close();
+        if let Some(cold) = &self.cold_pages {
+            cold.close();
         }
         // Only a connection that is gone lets its workers go.
         for thread in self.threads.drain(..).filter(|_| joins) {

@@ -26,7 +26,14 @@ pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0
 
 /// All figures of a served device, by where they are in what `/stats` answers.
 pub fn sections() -> impl Iterator<Item = &'static Section> {
-    SECTIONS.iter().chain([&SECTION, &super::files::SECTION])
+    let others = [
+        &SECTION,
+        &super::files::SECTION,
+        &super::cold_pages::SECTION,
+        &super::pools::SECTION,
+        &super::pools::NODES,
+    ];
+    SECTIONS.iter().chain(others)
 }
 
 /// The page, with the sections that its script shows.

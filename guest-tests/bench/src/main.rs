@@ -202,7 +202,8 @@ enum What {
         kills: u32,
     },
     /// The shared pool: gets, puts and lookups of one process while another is attached, beside the
-    /// mapping's own loads and stores and a Valkey or Redis, if one is on the PATH
+    /// mapping's own loads and stores and a Valkey or Redis, if one is on the PATH; and the same by
+    /// an index that the other serves
     Pool {
         /// Rounds, of which the median counts
         #[arg(long, default_value_t = POOL_ROUNDS, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -220,6 +221,9 @@ enum What {
     Producer {
         /// The pool's file
         path: PathBuf,
+        /// Whether it serves the index
+        #[arg(long)]
+        serves: bool,
     },
 }
 
@@ -256,8 +260,8 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<()> {
-    if let Some(What::Producer { path }) = &cli.what {
-        return pool::produce(path);
+    if let Some(What::Producer { path, serves }) = &cli.what {
+        return pool::produce(path, *serves);
     }
     let default = cli.models.is_empty();
     let models = if default { bundled()? } else { cli.models };

@@ -8,13 +8,14 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use anyhow::{Context, Result, ensure};
 use comfy_table::Table;
 use lamina_pool::mem::{CxlMem, Mapped};
-use lamina_pool::{Chain, Geometry, Key, Pool, Service, local};
+use lamina_pool::{Chain, Geometry, Index, IndexServer, Key, Pool, ServedIndex, Service, local};
 use lamina_run::daemon::{Daemon, Serve};
 
 use crate::{median, rate, table};
@@ -34,6 +35,8 @@ const SIZES: [u64; 2] = [64 << 10, 2 << 20];
 const PREFIX: u32 = 512;
 /// Lookups of the prefix in a round.
 const LOOKUPS: u32 = 200;
+/// Blocks that are stored by an index in a round.
+const STORES: u32 = 64;
 /// How long a server may take to begin.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -59,12 +62,13 @@ fn content(bytes: u64) -> Vec<u8> {
     (0..bytes).map(|at| u8::try_from(at % 251).unwrap_or(0)).collect()
 }
 
-/// The other process: stores what is got, says so, and serves until its input ends.
+/// The other process: stores what is got, says so, and does a node's duty until its input ends; if
+/// it `serves`, it answers for the index.
 ///
 /// # Errors
 /// When the pool refuses.
-pub fn produce(path: &Path) -> Result<()> {
-    let pool = std::sync::Arc::new(Pool::open(path)?);
+pub fn produce(path: &Path, serves: bool) -> Result<()> {
+    let pool = Arc::new(Pool::open(path)?);
     for bytes in SIZES {
         let content = content(bytes);
         for key in keys(bytes) {
@@ -74,9 +78,14 @@ pub fn produce(path: &Path) -> Result<()> {
     for key in prefix() {
         pool.store(key, &[&[1; 64]])?;
     }
-    let service = Service::start(pool);
+    let service = Service::start(Arc::clone(&pool));
+    let server = serves.then(|| IndexServer::new(pool)).transpose()?;
     println!("ready");
-    std::io::stdin().read_to_end(&mut Vec::new())?;
+    let end = thread::spawn(|| std::io::stdin().read_to_end(&mut Vec::new()));
+    if let Some(server) = server {
+        server.run(|| end.is_finished())?;
+    }
+    end.join().map_err(|_| anyhow::anyhow!("the reader of the input panicked"))??;
     service.stop()?;
     Ok(())
 }
@@ -105,6 +114,9 @@ impl PoolBench {
         doing("beside a server over a socket");
         self.beside_server(&folder.path().join("pool"), &mut out)?;
         fs::remove_file(folder.path().join("pool"))?;
+        doing("asking another process for the index");
+        self.by_index(&folder.path().join("pool"), &mut out)?;
+        fs::remove_file(folder.path().join("pool"))?;
         doing("in the base window of a mount");
         let device = Daemon::start(&Serve {
             models: Vec::new(),
@@ -125,7 +137,7 @@ impl PoolBench {
     fn measure(&self, path: &Path, place: &str, out: &mut Table) -> Result<()> {
         local::create(path, &Geometry::fitting(POOL))?;
         let pool = Pool::open(path)?;
-        let _producer = producer(path, &pool)?;
+        let _producer = producer(path, &pool, false)?;
         let memory = local::memory(path)?;
         for bytes in SIZES {
             let kib = bytes >> 10;
@@ -198,6 +210,52 @@ impl PoolBench {
         Ok((median(ones), median(others)))
     }
 
+    /// Gets, stores and lookups by an index that the other process serves, beside the table's.
+    fn by_index(&self, path: &Path, out: &mut Table) -> Result<()> {
+        local::create(path, &Geometry::fitting(POOL))?;
+        let pool = Arc::new(Pool::open(path)?);
+        let _producer = producer(path, &pool, true)?;
+        let asked = ServedIndex::new(Arc::clone(&pool));
+        let bytes = SIZES[0];
+        let (own, block, many) = (prefix(), content(bytes), keys(bytes));
+        let gets = f64::from(u32::try_from(many.len())?);
+        let mut into = vec![0; block.len()];
+        let mut chain = Chain::new("bench of the index");
+        let mut times = [(); 2].map(|()| [const { Vec::new() }; 3]);
+        for _ in 0..self.rounds {
+            // By turns, so that what else the machine does is both ways'.
+            for (index, seconds) in [&asked as &dyn Index, &*pool].into_iter().zip(&mut times) {
+                let began = Instant::now();
+                for key in &many {
+                    ensure!(index.read_into(key, &mut [&mut into])?, "a block is lost");
+                }
+                seconds[0].push(began.elapsed().as_secs_f64() / gets);
+                let began = Instant::now();
+                for _ in 0..STORES {
+                    ensure!(index.store(chain.next(&[0]), &[&block])?, "a block is there already");
+                }
+                seconds[1].push(began.elapsed().as_secs_f64() / f64::from(STORES));
+                let began = Instant::now();
+                ensure!(index.prefix(&own)? == own.len(), "a prefix is lost");
+                seconds[2].push(began.elapsed().as_secs_f64());
+            }
+        }
+        ensure!(into == block, "a block differs");
+        let [asked, table] = times.map(|times| times.map(|seconds| median(seconds) * 1e6));
+        let kib = bytes >> 10;
+        let whats = [
+            format!("get of {kib} KiB"),
+            format!("store of {kib} KiB"),
+            format!("lookup of {PREFIX} blocks"),
+        ];
+        for ((what, asked), table) in whats.into_iter().zip(asked).zip(table) {
+            let what = format!("memory, by a server's index: {what}, us");
+            let ratio = format!("{:.2}", table / asked);
+            out.add_row([what, format!("{asked:.1}"), format!("{table:.1}"), ratio, "the table".to_owned()]);
+        }
+        Ok(())
+    }
+
     /// The median get of 64 KiB, beside a server's.
     fn beside_server(&self, path: &Path, out: &mut Table) -> Result<()> {
         let bytes = SIZES[0];
@@ -210,7 +268,7 @@ impl PoolBench {
         };
         local::create(path, &Geometry::fitting(POOL))?;
         let pool = Pool::open(path)?;
-        let _producer = producer(path, &pool)?;
+        let _producer = producer(path, &pool, false)?;
         let keys = keys(bytes);
         let want = content(bytes);
         let mut into = vec![0; want.len()];
@@ -255,11 +313,11 @@ fn gb_per_s(what: &str, seconds: f64, peers: f64, peer: &str) -> [String; 5] {
 }
 
 /// The other process, when it has stored all. This one serves meanwhile.
-fn producer(path: &Path, pool: &Pool) -> Result<Killed> {
+fn producer(path: &Path, pool: &Pool, serves: bool) -> Result<Killed> {
     let this = std::env::current_exe()?;
-    let child =
-        Command::new(this).arg(PRODUCER).arg(path).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-    let mut child = Killed(child);
+    let mut command = Command::new(this);
+    command.arg(PRODUCER).arg(path).args(serves.then_some("--serves"));
+    let mut child = Killed(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?);
     let output = child.0.stdout.take().context("the producer's output")?;
     let ready = thread::spawn(move || {
         let mut line = String::new();

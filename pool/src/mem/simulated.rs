@@ -165,7 +165,11 @@ impl State {
         self.write_back(node, line);
         if self.caches[node].lines[line].held != Held::No {
             self.caches[node].lines[line].held = Held::No;
-            self.caches[node].held.retain(|held| *held != line);
+            // Its place is among the last mostly. The order is the seed's, and stays.
+            let held = &mut self.caches[node].held;
+            if let Some(at) = held.iter().rposition(|held| *held == line) {
+                held.remove(at);
+            }
         }
     }
 

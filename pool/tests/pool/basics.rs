@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use lamina_pool::{Chain, Geometry, Key, Pool, PoolError, Reserved};
+use lamina_pool::{Attached, Chain, Geometry, Key, Overview, Pool, PoolError, Reserved};
 
 use crate::world::{Work, World, geometry, let_others};
 
@@ -208,5 +208,44 @@ fn blocks_with_names_are_kept_once_listed_evicted_and_read_in_parts() {
         assert!(matches!(failed, Err(PoolError::End { .. })), "{failed:?}");
         assert!(one.keep_from("", 0, |_| Ok(())).is_err());
         assert_eq!(one.check(false).unwrap().problems, []);
+    }
+}
+
+#[test]
+fn nodes_tell_what_they_did_and_go_on_from_what_was_told() {
+    for world in worlds() {
+        let one = world.attach(0).unwrap();
+        one.put("a", &bytes(1, 300)).unwrap();
+        one.store(key(1), &[&bytes(2, 200)]).unwrap();
+        assert!(one.get("a").unwrap().is_some() && one.get("b").unwrap().is_none());
+        for _ in 0..200 {
+            world.clock.fetch_add(10, Ordering::Relaxed);
+            one.serve().unwrap();
+        }
+        // Read as who has nothing but the bytes reads it.
+        let media = world.memory.media();
+        let read = |at: u64, into: &mut [u8]| {
+            into.copy_from_slice(&media[at as usize..][..into.len()]);
+            Ok::<_, ()>(())
+        };
+        let seen = Overview::read(media.len() as u64, read).unwrap().unwrap();
+        assert_eq!(seen.attached, [Attached { node: 0, manages: true }]);
+        let held = seen.occupancy.unwrap();
+        assert_eq!((held.blocks, held.objects, held.ready_bytes), (1, 1, 500));
+        assert_eq!(held.taken_bytes, one.stats().unwrap().taken_bytes);
+        let [node] = &seen.nodes[..] else { panic!("{seen:?}") };
+        assert_eq!((node.hits, node.misses, node.stores), (1, 1, 2));
+        assert_eq!((node.read_bytes, node.stored_bytes, node.evictions), (300, 500, 0));
+        one.leave().unwrap();
+        // Whoever has the number next adds to it.
+        let next = world.attach(0).unwrap();
+        assert!(next.get("a").unwrap().is_some());
+        let stats = next.stats().unwrap();
+        assert_eq!((stats.hits, stats.by_node[0].hits, stats.by_node[0].stores), (1, 2, 2));
+        // What does not check is not there, and nothing depends on it.
+        let told = media.windows(8).position(|word| *word == 500_u64.to_le_bytes()).unwrap();
+        world.memory.damage(told as u64, &[7]).unwrap();
+        let other = world.attach(1).unwrap();
+        assert_eq!(other.get("a").unwrap(), Some(bytes(1, 300)));
     }
 }

@@ -4,6 +4,7 @@
 
 mod basics;
 mod hostile;
+mod index;
 mod processes;
 mod removal;
 mod scenes;

@@ -1,10 +1,13 @@
-//! Real processes on one file, which are killed.
+//! Real processes on one file, which are killed, or stopped for a while. `LAMINA_LONG` gives them
+//! ten minutes.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use lamina_pool::{Chain, Geometry, Pool, PoolError, local};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::basics::bytes;
 
@@ -70,11 +73,21 @@ fn processes_that_are_killed_leave_a_pool_that_holds() {
     let path: PathBuf = folder.path().join("pool");
     let geometry = Geometry { nodes: 8, stripes: 4, groups: 8, chunks: 40, chunk_bytes: 16 << 10 };
     local::create(&path, &geometry).unwrap();
-    let end = Instant::now() + Duration::from_secs(if long { 300 } else { 4 });
+    let end = Instant::now() + Duration::from_secs(if long { 600 } else { 4 });
     let mut workers: Vec<Child> = (0..4).map(|_| start(&path)).collect();
     let mut killed = 0;
     while Instant::now() < end {
         std::thread::sleep(Duration::from_millis(60 + killed * 37 % 90));
+        // One that is stopped is waited for, whatever it holds, and goes on where it was.
+        let stopped = (killed % 3 == 0).then(|| &workers[(killed / 3 % 4) as usize]);
+        let signal = |signal| {
+            if let Some(worker) = stopped {
+                kill(Pid::from_raw(worker.id().cast_signed()), signal).unwrap();
+            }
+        };
+        signal(Signal::SIGSTOP);
+        std::thread::sleep(Duration::from_millis(killed * 53 % 200));
+        signal(Signal::SIGCONT);
         let which = (killed % 4) as usize;
         workers[which].kill().unwrap();
         let status = workers[which].wait().unwrap();
@@ -83,6 +96,7 @@ fn processes_that_are_killed_leave_a_pool_that_holds() {
         workers[which] = start(&path);
         killed += 1;
     }
+    eprintln!("{killed} processes were killed, {} stopped for a while", killed.div_ceil(3));
     for worker in &mut workers {
         worker.kill().unwrap();
         assert_ne!(worker.wait().unwrap().code(), Some(101), "a worker failed");

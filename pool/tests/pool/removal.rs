@@ -16,7 +16,7 @@ use lamina_pool::mem::{LeftOut, Site};
 use crate::scenes::{SCENES, Scene};
 
 /// Runs for each site, of all scenes that come by it.
-const RUNS: u64 = 192;
+const RUNS: u64 = 1024;
 
 /// What it brings comes anyway by the node's next fence or count, or is looked at again.
 const LATER: &str = "it only comes later";
@@ -33,22 +33,22 @@ const LISTED: &[(&str, &str)] = &[
     ("check.rs check_chunks InvalidateFence: member.lines.settle()?;", UNSEEN),
     ("check.rs check_pins Invalidate: let slot = member.lines.fresh(at)?;", UNSEEN),
     ("check.rs check_pins InvalidateFence: let slot = member.lines.fresh(at)?;", UNSEEN),
+    ("counts.rs go_on Invalidate: Ok(member.lines.invalidate(first, length)?)", CHOICE),
+    ("counts.rs go_on Invalidate: member.lines.invalidate(first, length)?;", CHOICE),
+    ("counts.rs put Flush: Ok(member.lines.flush(at, RECORD)?)", CHOICE),
+    ("counts.rs tell Invalidate: member.lines.consume(at, RECORD)?;", CHOICE),
+    ("counts.rs tell InvalidateFence: member.lines.consume(at, RECORD)?;", CHOICE),
     ("heap.rs adopt Fence: member.lines.publish(first, u64::from(owner.run) * 16)?;", UNSEEN),
     ("lock.rs acquire Fence: self.lines.post(self.layout.request(lock, self.node), wanted << 1)?;", UNSEEN),
     ("lock.rs acquire Flush: self.lines.post(self.layout.request(lock, self.node), wanted << 1)?;", UNSEEN),
     ("lock.rs ask Fence: self.lines.post(at, rung | 1 << (lock % 64))?;", LATER),
     ("lock.rs change Fence: lines.publish(pairs[0].0, 8)?;", NEXT),
     (
-        "lock.rs give_up Invalidate: if self.lines.fresh(self.layout.request(lock, node))? == granted << 1 | 1 {",
-        UNSEEN,
-    ),
-    (
         "lock.rs give_up InvalidateFence: if self.lines.fresh(self.layout.request(lock, node))? == granted << 1 | 1 {",
         UNSEEN,
     ),
     ("lock.rs grant_one Fence: self.lines.post(self.layout.grant(lock), asked >> 1)?;", LATER),
-    ("lock.rs has_intent Invalidate: Ok(self.lines.fresh(self.layout.intent(lock))? != 0)", UNSEEN),
-    ("lock.rs has_intent InvalidateFence: Ok(self.lines.fresh(self.layout.intent(lock))? != 0)", UNSEEN),
+    ("lock.rs replay InvalidateFence: self.lines.consume(at, LINE)?;", UNSEEN),
     ("member.rs clock Invalidate: self.lines.invalidate(self.layout.node(node), 32)?;", CHOICE),
     ("member.rs clock InvalidateFence: self.lines.settle()?;", CHOICE),
     ("member.rs members Invalidate: let manager = self.lines.fresh(self.layout.manager())?;", UNSEEN),
@@ -59,19 +59,25 @@ const LISTED: &[(&str, &str)] = &[
     ("member.rs succeed Fence: self.lines.post(own, 1)?;", LATER),
     ("member.rs succeed Flush: self.lines.post(own, 0)?;", LATER),
     ("member.rs succeed Invalidate: self.lines.consume(first, length)?;", LATER),
-    ("member.rs succeed InvalidateFence: self.lines.settle()?;", UNSEEN),
-    ("message.rs answer Fence: member.lines.fence()?;", UNSEEN),
-    ("message.rs answer Flush: member.lines.flush(at, LINE)?;", UNSEEN),
+    ("member.rs is_attached Invalidate: let word = self.lines.fresh(self.layout.node(node))?;", LATER),
+    ("member.rs is_attached InvalidateFence: let word = self.lines.fresh(self.layout.node(node))?;", LATER),
+    ("message.rs answer Fence: member.lines.fence()?;", NEXT),
+    ("message.rs answer Flush: member.lines.flush(answer, LINE)?;", LATER),
     (
         "message.rs answer InvalidateFence: member.lines.consume(first, u64::from(clients) * 2 * LINE)?;",
         LATER,
     ),
-    ("message.rs ask Fence: member.lines.publish(at, LINE)?;", LATER),
+    ("message.rs ask_while Fence: member.lines.publish(at, LINE)?;", LATER),
+    ("overview.rs overview Invalidate: self.member.lines.consume(0, layout.told())?;", CHOICE),
+    ("overview.rs overview InvalidateFence: self.member.lines.consume(0, layout.told())?;", CHOICE),
     ("pool.rs oldest Invalidate: member.lines.consume(member.layout.entry(slot), LINE)?;", CHOICE),
     ("pool.rs oldest Invalidate: member.lines.invalidate(member.layout.tags(group), 2 * LINE)?;", CHOICE),
     ("pool.rs oldest InvalidateFence: member.lines.consume(member.layout.entry(slot), LINE)?;", CHOICE),
     ("pool.rs oldest InvalidateFence: member.lines.settle()?;", CHOICE),
-    ("recovery.rs adopt_all Fence: member.lines.post(member.layout.tag(slot), 0)?;", NEXT),
+    (
+        "recovery.rs adopt_all Fence: member.lines.post(member.layout.tag(slot), left.map_or(0, |tag| tag.0))?;",
+        NEXT,
+    ),
     (
         "recovery.rs clear_pins Fence: member.lines.publish(member.layout.hazard(node, 0), 8 * crate::layout::PINS as u64)?;",
         UNSEEN,
@@ -82,14 +88,25 @@ const LISTED: &[(&str, &str)] = &[
     ),
     ("table.rs drain Fence: member.lines.post(at, tail)?;", LATER),
     (
-        "table.rs pin Fence: member.lines.post(member.layout.hazard(member.node, number), slot.number() + 1)?;",
-        UNSEEN,
-    ),
-    (
         "table.rs pin Flush: member.lines.post(member.layout.hazard(member.node, number), slot.number() + 1)?;",
         UNSEEN,
     ),
-    ("table.rs pin Invalidate: member.lines.invalidate(member.layout.tag(slot), 8)?;", UNSEEN),
+    ("prefix.rs reserved_by Invalidate: member.lines.invalidate(member.layout.tag(slot), 8)?;", UNSEEN),
+    ("prefix.rs reserved_by Invalidate: member.lines.invalidate(member.layout.entry(slot), LINE)?;", UNSEEN),
+    ("prefix.rs reserved_by InvalidateFence: member.lines.settle()?;", UNSEEN),
+    (
+        "prefix.rs reservation_of Invalidate: self.member.lines.consume(self.member.layout.tags(group), LINE)?;",
+        UNSEEN,
+    ),
+    (
+        "prefix.rs reservation_of InvalidateFence: self.member.lines.consume(self.member.layout.tags(group), LINE)?;",
+        UNSEEN,
+    ),
+    (
+        "server.rs new Fence: member.lines.post(member.layout.server(), of(member.node, member.incarnation))?;",
+        NEXT,
+    ),
+    ("server.rs serves InvalidateFence: let said = member.lines.fresh(member.layout.server())?;", LATER),
     ("table.rs sweep Invalidate: member.lines.consume(member.layout.tags(group), LINE)?;", LATER),
     ("table.rs sweep InvalidateFence: member.lines.consume(member.layout.tags(group), LINE)?;", LATER),
     (
@@ -111,7 +128,6 @@ const LISTED: &[(&str, &str)] = &[
         LATER,
     ),
     ("pool.rs set_stamp Fence: self.member.lines.publish(at, 8)?;", CHOICE),
-    ("prefix.rs enter Fence: member.lines.publish(at, LINE)?;", UNSEEN),
 ];
 
 /// A site by the function and the line that it stands in, which outlive line numbers.

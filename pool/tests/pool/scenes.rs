@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use lamina_pool::mem::{LeftOut, Site};
-use lamina_pool::{Chain, Geometry, Key, Object, Pool, PoolError};
+use lamina_pool::{Chain, Geometry, Index, IndexServer, Key, Object, Pool, PoolError, ServedIndex};
 
 use crate::basics::bytes;
+use crate::index::replaced;
 use crate::schedules::{Plan, schedule};
 use crate::world::{Work, World, let_others};
 
@@ -18,7 +19,7 @@ pub(crate) type Told = Result<BTreeSet<Site>, Vec<String>>;
 /// A scene, by seed and by what is left out.
 pub(crate) type Scene = fn(u64, Option<LeftOut>) -> Told;
 
-pub(crate) const SCENES: [(&str, Scene); 16] = [
+pub(crate) const SCENES: [(&str, Scene); 19] = [
     ("creates", creates),
     ("numbers", numbers),
     ("pinned", pinned),
@@ -34,6 +35,9 @@ pub(crate) const SCENES: [(&str, Scene); 16] = [
     ("rings", rings),
     ("touches", touches),
     ("messages", messages),
+    ("served", served),
+    ("replaced", replaced),
+    ("named", named),
     ("checks", checks),
 ];
 
@@ -229,7 +233,7 @@ fn creates(seed: u64, left_out: Option<LeftOut>) -> Told {
     let open = || Pool::geometry(Arc::new(world.memory.node(2)));
     open().map_err(failed)?;
     world.leave_out(left_out, false);
-    let new = Geometry { groups: 3, ..small() };
+    let new = Geometry { groups: 1, ..small() };
     if !seed.is_multiple_of(4) {
         world.memory.kill_after(1, world.below(400));
     }
@@ -721,7 +725,9 @@ fn messages(seed: u64, left_out: Option<LeftOut>) -> Told {
     let say = |what: String| wrong.lock().unwrap().push(what);
     let counts: Vec<AtomicU32> = (0..64).map(|_| AtomicU32::new(0)).collect();
     let done = AtomicU32::new(0);
-    if seed.is_multiple_of(2) {
+    // Of those that die, half do so in the middle of what was asked.
+    let dies_at_work = AtomicBool::new(seed.is_multiple_of(4));
+    if seed % 4 == 2 {
         world.memory.kill_after(0, 600 + seed * 7 % 900);
     }
     let serve = |pool: &Pool| -> Result<(), PoolError> {
@@ -729,6 +735,9 @@ fn messages(seed: u64, left_out: Option<LeftOut>) -> Told {
             pool.answer(|request| {
                 let number = request.body[0];
                 counts[usize::from(number)].fetch_add(1, Ordering::Relaxed);
+                if number % 16 == 3 && dies_at_work.swap(false, Ordering::Relaxed) {
+                    world.memory.kill_after(0, 1);
+                }
                 // Others may run while it works.
                 pool.get("nothing")?;
                 Ok((request.op + 1, vec![number, 9]))
@@ -797,6 +806,120 @@ fn messages(seed: u64, left_out: Option<LeftOut>) -> Told {
         if count.load(Ordering::Relaxed) > 1 {
             say(format!("{number} was done twice"));
         }
+    }
+    end(&world, wrong.into_inner().unwrap())
+}
+
+/// Two nodes store and read by an index that a third serves.
+fn served(seed: u64, left_out: Option<LeftOut>) -> Told {
+    let world = World::new(seed, false, &Geometry { nodes: 3, chunks: 24, groups: 6, ..small() });
+    let pools = (0..3).map(|node| world.attach(node).map(Arc::new)).collect::<Result<Vec<_>, _>>();
+    let pools = pools.map_err(failed)?;
+    world.leave_out(left_out, false);
+    let wrong = std::sync::Mutex::new(Vec::new());
+    let say = |what: String| wrong.lock().unwrap().push(what);
+    let left = AtomicU32::new(2);
+    let client = |pool: &Arc<Pool>, own: u32| {
+        let index = ServedIndex::new(Arc::clone(pool));
+        let work = || -> Result<(), PoolError> {
+            for round in 0..6 {
+                let content = |number: u32| bytes(u64::from(number) + 40, 150 + 90 * number as usize);
+                let number = own * 6 + round;
+                if !index.store(key(number), &[&content(number)])? {
+                    say(format!("{number} is not stored"));
+                }
+                // What the other has stored by now, and one's own.
+                for number in [number, (1 - own) * 6 + round] {
+                    let mut found = vec![0; content(number).len()];
+                    let there = index.read_into(&key(number), &mut [&mut found])?;
+                    if there && found != content(number) || !there && number / 6 == own {
+                        say(format!("{number} is {there}, and not what was stored"));
+                    }
+                }
+                let keys: Vec<_> = (own * 6..=number).map(key).collect();
+                let found = index.prefix(&keys)?;
+                if found != keys.len() {
+                    say(format!("{found} of {} are there", keys.len()));
+                }
+            }
+            if index.remove(&key(own * 6))? && !index.remove(&key(own * 6))? {
+                return Ok(());
+            }
+            say(format!("{} is removed otherwise", own * 6));
+            Ok(())
+        };
+        if let Err(why) = work() {
+            say(why.to_string());
+        }
+        left.fetch_sub(1, Ordering::Relaxed);
+        while left.load(Ordering::Relaxed) > 0 && pool.serve().is_ok() {
+            let_others();
+        }
+    };
+    let works: Vec<Work<'_>> = vec![
+        Box::new(|| client(&pools[0], 0)),
+        Box::new(|| client(&pools[1], 1)),
+        Box::new(|| {
+            let Ok(server) = IndexServer::new(Arc::clone(&pools[2])) else { return };
+            while left.load(Ordering::Relaxed) > 0 && pools[2].serve().is_ok() && server.turn().is_ok() {
+                let_others();
+            }
+        }),
+    ];
+    if !world.run(works, false) {
+        say("no end".into());
+    }
+    end(&world, wrong.into_inner().unwrap())
+}
+
+/// Blocks with names: two nodes keep the same, one stores each, and both read them whole, held
+/// while the other evicts.
+fn named(seed: u64, left_out: Option<LeftOut>) -> Told {
+    let world = World::new(seed, false, &Geometry { chunks: 4, groups: 3, ..small() });
+    let pools = (0..2).map(|node| world.attach(node)).collect::<Result<Vec<_>, _>>().map_err(failed)?;
+    world.leave_out(left_out, false);
+    let wrong = std::sync::Mutex::new(Vec::new());
+    let say = |what: String| wrong.lock().unwrap().push(what);
+    let left = AtomicU32::new(2);
+    let client = |pool: &Pool| {
+        let work = || -> Result<(), PoolError> {
+            for round in 0..24_u32 {
+                // More than there is space for, and in part the other's.
+                let number = (round * 7 + pool.node() * 3) % 20;
+                let (name, content) = (format!("block {number}"), bytes(u64::from(number), 700));
+                match pool.keep_from(&name, 700, |block| block.append(&content)) {
+                    // All that could go is held.
+                    Ok(_) | Err(PoolError::Full { .. }) => {}
+                    Err(why) => return Err(why),
+                }
+                // It may be evicted again already.
+                let Some(held) = pool.hold_named(&name)? else { continue };
+                for _ in 0..2 {
+                    let mut found = Vec::new();
+                    held.read(|part| found.extend_from_slice(part))?;
+                    if found != content || held.bytes() != 700 {
+                        say(format!("{name} is not what was stored"));
+                    }
+                    let_others();
+                }
+            }
+            Ok(())
+        };
+        if let Err(why) = work() {
+            say(why.to_string());
+        }
+        left.fetch_sub(1, Ordering::Relaxed);
+        while left.load(Ordering::Relaxed) > 0 && pool.serve().is_ok() {
+            let_others();
+        }
+    };
+    let works: Vec<Work<'_>> = vec![Box::new(|| client(&pools[0])), Box::new(|| client(&pools[1]))];
+    if !world.run(works, false) {
+        say("no end".into());
+    }
+    match pools[0].check(false) {
+        Ok(report) if report.problems.is_empty() => {}
+        found => say(format!("{found:?}")),
     }
     end(&world, wrong.into_inner().unwrap())
 }

@@ -73,6 +73,11 @@ pub(crate) struct DeviceArgs {
     /// What an --image has of files is shown without this, too.
     #[arg(long, value_parser = bytes, default_value = "0", value_name = "BYTES")]
     pub(crate) files: u64,
+    /// Bytes of the mount's files that the host's page cache may hold, where they are decoded: when
+    /// there are more, those that were filled longest ago are written back and dropped, also from
+    /// mappings [default: as many as the host has memory for].
+    #[arg(long, value_parser = bytes, value_name = "BYTES")]
+    pub(crate) cache_bytes: Option<u64>,
     /// Bytes of the host's memory that a store in memory (no --image, or one on a tmpfs) leaves
     /// free: where it would take of them, it is full, as above. Control groups' limits count as the
     /// host's; 0 lets it take everything [default: a sixteenth of all memory, at most 256M].

@@ -6,6 +6,7 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Style, Stylize};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row, Sparkline, Table};
+use serde_json::Value;
 
 use super::seen::{FormatRow, LatencyRow, Seen, TensorRow};
 use super::{Sort, Wanted};
@@ -18,29 +19,33 @@ const EVENTS: usize = 3;
 /// Views and formats that have lines; the page has all.
 const MOST_VIEWS: usize = 8;
 const MOST_FORMATS: usize = 4;
+const MOST_POOLS: usize = 3;
 
 /// Draws what is seen.
 pub(super) fn draw(frame: &mut Frame<'_>, seen: &Seen, wanted: &mut Wanted, api: &ApiAt) {
     let lines = |rows: usize| u16::try_from(rows).unwrap_or(u16::MAX);
     let formats = seen.formats.len().min(MOST_FORMATS);
     let views = seen.precisions.iter().filter(|(row, _)| row.moved.reads > 0).count().min(MOST_VIEWS);
+    let pools = pool_lines(&seen.stats);
     let layers = if seen.layers.is_empty() { 0 } else { 3 };
     let areas = Layout::vertical([
         Constraint::Length(5),
         Constraint::Length(if formats > 0 { lines(2 * formats) + 1 } else { 0 }),
         Constraint::Length(if views > 0 { lines(views) + 2 } else { 0 }),
         Constraint::Length(layers),
+        Constraint::Length(lines(pools.len())),
         Constraint::Min(5),
         Constraint::Length(lines(seen.events.len().min(EVENTS))),
         Constraint::Length(1),
     ]);
-    let [head, planes, traffic, kv, tensors, events, keys] = areas.areas(frame.area());
+    let [head, planes, traffic, kv, pooled, tensors, events, keys] = areas.areas(frame.area());
     frame.render_widget(Paragraph::new(head_lines(seen, api)), head);
     draw_planes(frame, planes, seen);
     draw_views(frame, traffic, seen);
     if layers > 0 {
         draw_layers(frame, kv, seen);
     }
+    frame.render_widget(Paragraph::new(pools), pooled);
     draw_tensors(frame, tensors, seen, wanted);
     let last = seen.events.iter().rev().take(EVENTS).rev();
     frame.render_widget(
@@ -94,6 +99,29 @@ fn head_lines(seen: &Seen, api: &ApiAt) -> Vec<Line<'static>> {
         Line::from(latency(&seen.latency)),
         Line::from(if poisoned + refused > 0 { trouble.red() } else { trouble.into() }),
     ]
+}
+
+/// A line for each pool, for the first of them.
+fn pool_lines(stats: &Value) -> Vec<Line<'static>> {
+    let pools = stats["pools"].as_array().map_or(&[][..], Vec::as_slice);
+    let line = |pool: &Value| {
+        let number = |name: &str| pool[name].as_u64().unwrap_or(0);
+        let part = |name: &str| {
+            pool[name].as_f64().map_or("–".to_owned(), |part| format!("{:.1} %", 100.0 * part))
+        };
+        let ratio = pool["ratio"].as_f64().map_or("–".to_owned(), |ratio| format!("{ratio:.3}"));
+        Line::from(format!(
+            "pool {}: {} nodes, {} blocks, {} objects of {}, ratio {ratio}; hits {}, {} evicted",
+            shown(pool["name"].as_str().unwrap_or_default()),
+            number("nodes"),
+            HumanCount(number("blocks")),
+            HumanCount(number("objects")),
+            BinaryBytes(number("ready_bytes")),
+            part("hit_rate"),
+            HumanCount(number("evictions")),
+        ))
+    };
+    pools.iter().take(MOST_POOLS).map(line).collect()
 }
 
 /// How long requests take now, or took in all where there are none now.

@@ -29,6 +29,7 @@ mod modelled;
 mod mount;
 mod older_holder;
 mod packaging;
+mod page_cache;
 mod poison;
 mod pool;
 mod pressure;

@@ -1,11 +1,19 @@
 //! `lamina pool`: what it keeps in a file, and what it refuses.
 
-use std::fs;
-use std::process::Output;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Output, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use lamina_pool::{Chain, Index, Pool, PoolError, ServedIndex, Service};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
 
-use crate::common::{Place, Run, lamina, noise, within};
+use crate::common::{Place, Run, answer, lamina, noise, request, within};
 
 fn asked(arguments: &[&str]) -> Output {
     lamina(&[&["pool"], arguments].concat()).output().unwrap()
@@ -137,5 +145,129 @@ fn a_pool_in_the_base_window_is_a_tensor() {
             assert_eq!((&pool["format"], &pool["layout"]["window"]), (&"fp16".into(), &window.into()));
         }
         comes_and_goes(&place, &base);
+    });
+}
+
+/// What is told of pools, once `wanted` holds of it.
+fn pools_when(place: &Place, wanted: impl Fn(&Value) -> bool) -> Value {
+    let began = Instant::now();
+    loop {
+        let (status, stats) = place.try_ask("GET", "/stats", &Value::Null);
+        assert_eq!(status, 200);
+        if wanted(&stats) {
+            return stats;
+        }
+        assert!(began.elapsed() < Duration::from_secs(30), "{}", stats["pools"]);
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn the_device_tells_what_pools_on_its_mount_count() {
+    within(240, || {
+        let place = Place::new();
+        let usual = ["--capacity", "256M", "--views-capacity", "16M", "--views", "", "--files", "64M"];
+        let _run = Run::start(&mut place.serve(&usual));
+        assert_eq!(pools_when(&place, |_| true)["pools"], json!([]));
+        let in_files = place.text("mount/files/a pool");
+        done(&["create", &in_files, "--size", "16M", "--kv", "64,32"]);
+        let pool = &Arc::new(Pool::open(Path::new(&in_files)).unwrap());
+        let serving = Service::start(Arc::clone(pool));
+        for number in 0..5 {
+            pool.put(&format!("object {number}"), &vec![0; 64 << 10]).unwrap();
+        }
+        assert!(pool.get("object 1").unwrap().is_some() && pool.get("nothing").unwrap().is_none());
+        assert!(pool.keep_from("block", 100, |block| block.append(&noise(5, 100))).unwrap());
+        let told = |stats: &Value| stats["pools"][0]["blocks"] == 1 && stats["pools"][0]["misses"] == 1;
+        let stats = pools_when(&place, told);
+        let seen = &stats["pools"][0];
+        let expected = json!({ "name": "files/a pool", "objects": 5, "hits": 1, "stores": 6, "nodes": 1,
+            "hit_rate": 0.5, "ready_bytes": 5 * (64 << 10) + 100, "read_bytes": 64 << 10 });
+        for (name, value) in expected.as_object().unwrap() {
+            assert_eq!(&seen[name], value, "{name} of {seen}");
+        }
+        assert!(seen["capacity_bytes"].as_u64() > Some(8 << 20) && seen["device_bytes"].is_u64(), "{seen}");
+        // Who made the pool had the number before.
+        let nodes = stats["pool_nodes"].as_array().unwrap();
+        let own = nodes.iter().find(|node| node["attached"] == 1).unwrap();
+        assert!(own["host"].as_str().unwrap().starts_with(&std::process::id().to_string()), "{own}");
+        assert_eq!((&own["manages"], &own["misses"]), (&json!(1), &json!(1)));
+        // The same as metrics, and as a table.
+        let api = UnixStream::connect(place.path("run/api.sock")).unwrap();
+        let (_, _, metrics) = answer(api, &request("GET", "/metrics", ""));
+        let sample = "lamina_pool_used_slots{pool=\"files/a pool\",state=\"object\"} 5";
+        assert!(metrics.contains(sample), "{metrics}");
+        assert!(metrics.contains("lamina_pool_node_evictions_total{pool=\"files/a pool\",node=\"0\""));
+        let table = lamina(&["stats", "--api", &place.text("run/api.sock")]).output().unwrap();
+        let table = String::from_utf8(table.stdout).unwrap();
+        assert!(table.contains("nodes of pools") && table.contains("files/a pool"), "{table}");
+        serving.stop().unwrap();
+        // Whatever is stored there, the device answers at once, and its files are as they were.
+        let file = OpenOptions::new().read(true).write(true).open(&in_files).unwrap();
+        for round in 0..20 {
+            file.write_all_at(&noise(round, 8 << 10), if round < 10 { 128 } else { 0 }).unwrap();
+            let began = Instant::now();
+            pools_when(&place, |_| true);
+            assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        }
+        assert_eq!(pools_when(&place, |stats| stats["pools"] == json!([]))["pool_nodes"], json!([]));
+        drop(file);
+        fs::remove_file(&in_files).unwrap();
+    });
+}
+
+#[test]
+fn a_pool_in_the_base_window_is_seen_while_somebody_is_attached() {
+    within(120, || {
+        let place = Place::new();
+        let _run = Run::start(&mut place.serve(&["--capacity", "64M"]));
+        let base = place.text("mount/base");
+        done(&["create", &base]);
+        let pool = Arc::new(Pool::open(Path::new(&base)).unwrap());
+        let serving = Service::start(Arc::clone(&pool));
+        pool.put("one", &noise(3, 5000)).unwrap();
+        let stats = pools_when(&place, |stats| stats["pools"][0]["objects"] == 1);
+        assert_eq!((&stats["pools"][0]["name"], &stats["pools"][0]["nodes"]), (&json!("base"), &json!(1)));
+        serving.stop().unwrap();
+    });
+}
+
+#[test]
+fn another_process_serves_the_index_and_may_be_killed() {
+    within(240, || {
+        let place = Place::new();
+        let file = place.text("pool");
+        done(&["create", &file, "--size", "16M"]);
+        let pool = Arc::new(Pool::open(Path::new(&file)).unwrap());
+        let serving = Service::start(Arc::clone(&pool));
+        let index = ServedIndex::new(Arc::clone(&pool));
+        let mut chain = Chain::new("served");
+        let blocks: Vec<_> = (0..30_u64).map(|number| (chain.next(&[1]), noise(number, 900))).collect();
+        let keys: Vec<_> = blocks.iter().map(|(key, _)| *key).collect();
+        let serve = || Run::start(lamina(&["pool", "serve", &file, "--json"]).stdout(Stdio::piped()));
+        let mut server = serve();
+        assert!(server.ready["node"].is_u64(), "{}", server.ready);
+        assert!(refused(&["serve", &file]).contains("serves the pool's index already"));
+        for (number, (key, content)) in blocks.iter().enumerate() {
+            // Not at a moment of its choice.
+            if number % 10 == 5 {
+                server.signal(Signal::SIGKILL);
+                drop(server);
+                server = serve();
+            }
+            assert!(index.store(*key, &[content]).unwrap());
+            let mut found = vec![0; content.len()];
+            assert!(index.read_into(key, &mut [&mut found]).unwrap() && found == *content, "{number}");
+        }
+        assert_eq!(index.prefix(&keys).unwrap(), blocks.len());
+        server.signal(Signal::SIGTERM);
+        assert!(server.end().success());
+        let began = Instant::now();
+        assert!(matches!(index.prefix(&keys), Err(PoolError::NoServer)));
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+        // Whoever looks by itself finds the same.
+        assert_eq!(pool.prefix(&keys).unwrap(), blocks.len());
+        serving.stop().unwrap();
+        assert_eq!(pool.check(false).unwrap().problems, []);
     });
 }

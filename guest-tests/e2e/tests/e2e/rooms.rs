@@ -16,7 +16,10 @@ const ROOMS: [(&str, &[&str]); 19] = [
     ("lamina-store", &["lamina-codec"]),
     ("lamina-device", &["lamina-abi", "lamina-codec", "lamina-store"]),
     ("lamina-files", &["lamina-codec", "lamina-device"]),
-    ("lamina-serve", &["lamina-abi", "lamina-codec", "lamina-device", "lamina-files", "lamina-store"]),
+    (
+        "lamina-serve",
+        &["lamina-abi", "lamina-codec", "lamina-device", "lamina-files", "lamina-pool", "lamina-store"],
+    ),
     // It is told numbers and files, and asks nobody.
     ("lamina-model", &[]),
     ("lamina-qemu", &["lamina-abi"]),

@@ -1,0 +1,189 @@
+//! Who serves the index: a node that looks into the table for others.
+
+use std::sync::Arc;
+
+use crate::error::PoolError;
+use crate::key::Key;
+use crate::layout::{ALLOC, BODY_BYTES, crc, word};
+use crate::member::Member;
+use crate::message::Request;
+use crate::pool::Pool;
+use crate::prefix::Reserved;
+use crate::table::{State, Tag, find};
+
+/// What is asked: how many of some blocks are there, where one is, for a place, that it be ready,
+/// that it be removed.
+pub(crate) const PREFIX: u16 = 1;
+pub(crate) const FIND: u16 = 2;
+pub(crate) const RESERVE: u16 = 3;
+pub(crate) const COMMIT: u16 = 4;
+pub(crate) const REMOVE: u16 = 5;
+
+/// What is answered.
+pub(crate) const ANSWERED: u16 = 0;
+pub(crate) const MISSING: u16 = 1;
+pub(crate) const READY: u16 = 2;
+pub(crate) const YOURS: u16 = 3;
+pub(crate) const FULL: u16 = 4;
+const BUSY: u16 = 5;
+const REFUSED: u16 = 6;
+
+/// Words as a message has them.
+pub(crate) fn words(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+fn of(node: u32, incarnation: u32) -> u64 {
+    u64::from(incarnation) << 8 | (u64::from(node) + 1)
+}
+
+/// The node that serves the index, if one does.
+pub(crate) fn serves(member: &Member) -> Result<Option<u32>, PoolError> {
+    let said = member.lines.fresh(member.layout.server())?;
+    let Some(node) = ((said & 0xff) as u32).checked_sub(1) else { return Ok(None) };
+    if node >= member.layout.geometry.nodes {
+        return Ok(None);
+    }
+    let (incarnation, _) = member.incarnation(node)?;
+    Ok((of(node, incarnation) == said && member.is_attached(node)?).then_some(node))
+}
+
+/// A node that serves the index.
+pub struct IndexServer {
+    pool: Arc<Pool>,
+}
+
+impl IndexServer {
+    /// Begins to serve, if no other does.
+    ///
+    /// # Errors
+    /// [`PoolError::Served`], [`PoolError::Fenced`].
+    pub fn new(pool: Arc<Pool>) -> Result<Self, PoolError> {
+        let member = &pool.member;
+        let held = member.acquire(ALLOC)?;
+        let other = serves(member)?.filter(|node| *node != member.node);
+        if other.is_none() {
+            member.lines.post(member.layout.server(), of(member.node, member.incarnation))?;
+        }
+        held.release()?;
+        match other {
+            Some(node) => Err(PoolError::Served { node }),
+            None => Ok(Self { pool }),
+        }
+    }
+
+    /// Answers what was asked, and says how many questions that were.
+    ///
+    /// # Errors
+    /// [`PoolError::Fenced`], [`PoolError::Mem`].
+    pub fn turn(&self) -> Result<usize, PoolError> {
+        self.pool.answer(|request| self.reply(request))
+    }
+
+    /// Does this node's duty and answers until `stop` holds. It sleeps while nobody asks.
+    ///
+    /// # Errors
+    /// [`PoolError::Fenced`], [`PoolError::Mem`].
+    pub fn run(&self, stop: impl Fn() -> bool) -> Result<(), PoolError> {
+        let (mut idle, mut busy) = (0_u32, 0_u32);
+        while !stop() {
+            if self.turn()? > 0 {
+                (idle, busy) = (0, busy.wrapping_add(1));
+                // However much is asked, the others must see that it lives.
+                if !busy.is_multiple_of(16) {
+                    continue;
+                }
+            } else {
+                idle = idle.saturating_add(1);
+                self.pool.member.host.relax(idle);
+            }
+            self.pool.serve()?;
+        }
+        Ok(())
+    }
+
+    fn reply(&self, request: Request<'_>) -> Result<(u16, Vec<u8>), PoolError> {
+        let pool = &self.pool;
+        let writer = (request.client, request.incarnation);
+        let key = request.body.first_chunk().map(|key| Key(*key));
+        let nothing = |op: u16| Ok((op, Vec::new()));
+        match (request.op, key) {
+            (PREFIX, _) => match self.keys(request)? {
+                Some(keys) => {
+                    let found = match pool.look_up(&keys) {
+                        Err(PoolError::Damaged { .. }) => 0,
+                        found => found?,
+                    };
+                    Ok((ANSWERED, words(&[found as u64])))
+                }
+                None => nothing(REFUSED),
+            },
+            (FIND, Some(key)) => match find(&pool.member, &key) {
+                Ok(Some((slot, tag))) => {
+                    pool.touch(&[slot])?;
+                    Ok((READY, words(&[slot.number(), tag.0])))
+                }
+                Ok(None) | Err(PoolError::Damaged { .. }) => nothing(MISSING),
+                Err(why) => Err(why),
+            },
+            (RESERVE, Some(key)) => self.reserve(writer, key, word(request.body, 2)),
+            (COMMIT, _) => {
+                let (slot, tag) = (word(request.body, 0), Tag(word(request.body, 1)));
+                let Some(slot) = pool.member.layout.slot(slot) else { return nothing(REFUSED) };
+                if let Some(reservation) = pool.reserved_by(writer, slot, tag)? {
+                    match reservation.commit_as(word(request.body, 2) as u32) {
+                        // Whoever reserved it was taken for dead just now.
+                        Err(PoolError::Damaged { .. }) => return nothing(REFUSED),
+                        committed => committed?,
+                    }
+                    return nothing(ANSWERED);
+                }
+                // It is asked again if a server died: perhaps that one had done it.
+                let now = Tag(pool.member.lines.fresh(pool.member.layout.tag(slot))?);
+                nothing(if now == tag.with(State::Block) { ANSWERED } else { REFUSED })
+            }
+            (REMOVE, Some(key)) => match pool.remove(&key) {
+                Ok(true) => nothing(READY),
+                Ok(false) | Err(PoolError::Damaged { .. }) => nothing(MISSING),
+                Err(why) => Err(why),
+            },
+            _ => nothing(REFUSED),
+        }
+    }
+
+    fn reserve(&self, writer: (u32, u32), key: Key, length: u64) -> Result<(u16, Vec<u8>), PoolError> {
+        // What a server that died had reserved for it is its own still.
+        let old = self.pool.reservation_of(writer, &key)?;
+        let reservation = match old {
+            Some(old) if old.length() == length => old,
+            // Of another length it is given back.
+            old => {
+                drop(old);
+                match self.pool.reserve_for(writer, key, length) {
+                    Ok(Reserved::Yours(reservation)) => *reservation,
+                    Ok(Reserved::Ready) => return Ok((READY, Vec::new())),
+                    Ok(Reserved::Busy) => return Ok((BUSY, Vec::new())),
+                    Err(PoolError::Full { .. } | PoolError::Timeout(_)) => return Ok((FULL, Vec::new())),
+                    Err(why) => return Err(why),
+                }
+            }
+        };
+        let (slot, tag, at) = reservation.hand_over();
+        Ok((YOURS, words(&[slot.number(), tag.0, at])))
+    }
+
+    /// The keys that a client sent, if all of them are there.
+    fn keys(&self, request: Request<'_>) -> Result<Option<Vec<Key>>, PoolError> {
+        let (many, check) = (word(request.body, 0), word(request.body, 1));
+        let Some(length) = many.checked_mul(16).filter(|length| *length <= BODY_BYTES) else {
+            return Ok(None);
+        };
+        let member = &self.pool.member;
+        let at = member.layout.body(request.client);
+        let mut bytes = vec![0; length as usize];
+        member.lines.consume(at, length)?;
+        member.lines.load(at, &mut bytes)?;
+        let keys = bytes.as_chunks::<16>().0.iter().map(|key| Key(*key)).collect();
+        Ok((u64::from(crc(&bytes)) == check).then_some(keys))
+    }
+}
