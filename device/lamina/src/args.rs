@@ -506,8 +506,8 @@ pub(crate) struct Analyze {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "0.1,0.2", requires = "kv")]
     #[arg(value_parser = packkv_scales, value_name = "K,V")]
     pub(crate) packkv: Option<Scales>,
-    /// Tell too what the files take as differences to this one, by `tree` or else the first codec of
-    /// the list: see below.
+    /// Tell too what the files take as differences to this one, by `tree` or else the first codec
+    /// of the list: see below.
     #[arg(long, value_name = "FILE")]
     pub(crate) base: Vec<PathBuf>,
     /// Print JSON instead of tables.

@@ -5,8 +5,8 @@
 //!   host needs little more memory than what is stored takes.
 //! * One thread looks at all files each [`PACE`], and where there is too much has the kernel write
 //!   back and drop [`PART`]s of them, those first that were filled longest ago: a part of which
-//!   pages came since it was looked at last is young again. Loads through a mapping of what is there
-//!   are seen by nobody. A part that is in use comes back when it is dropped, and then stays.
+//!   pages came since it was looked at last is young again. Loads through a mapping of what is
+//!   there are seen by nobody. A part that is in use comes back when it is dropped, and then stays.
 //! * The kernel takes a page out of all mappings, writes it back if somebody has stored into it
 //!   meanwhile, and drops it then. So nothing is lost, and whoever loads it again asks the device.
 //! * What cannot be written back, because there is no space, stays where it is.

@@ -28,8 +28,8 @@
 //!   What fails leaves it there, with windows that are coded block by block until they are written.
 //! * So the tables name the tensor of every coded window and of every difference, whenever the
 //!   process dies. A tensor that was being made or removed is there afterwards, unless the last
-//!   step of its removal was done. Its blocks say how they are coded, and the accounts are made anew
-//!   from them.
+//!   step of its removal was done. Its blocks say how they are coded, and the accounts are made
+//!   anew from them.
 //! * Who makes or removes a tensor holds its turn from the first step to the last. Who wants its
 //!   name, its range or its removal meanwhile waits for the turn, and holds nothing else.
 

@@ -6,10 +6,10 @@ use clap::Args;
 
 /// Find a precision for each tensor of a model under a budget of bits, by running it on a text.
 ///
-/// Each matrix alone is read at each of --views, and what the model says of the text is compared with what it says in
-/// full: the mean Kullback-Leibler divergence of its next-token probabilities. Bits then go where
-/// they give most, and the map that comes of it is judged, beside uniform precisions, on another
-/// part of the text.
+/// Each matrix alone is read at each of --views, and what the model says of the text is compared
+/// with what it says in full: the mean Kullback-Leibler divergence of its next-token probabilities.
+/// Bits then go where they give most, and the map that comes of it is judged, beside uniform
+/// precisions, on another part of the text.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Models are those of the project's decoder: Llama's architecture with one matrix for embedding and classifier, as GGUF, or as bf16

@@ -23,7 +23,8 @@
 //! | `L` | requests that were lost here: how many |
 //! | `E` | none. Two varints say how many requests and blocks came before. The last chunk |
 //!
-//! In version 1 a block has no segment, head and stream, and a request has twice its view and one bit.
+//! In version 1 a block has no segment, head and stream, and a request has twice its view and one
+//! bit.
 //!
 //! All fields of records are varints. Differences begin at 0 in each chunk, so a chunk can be read
 //! alone; a chunk of requests begins with the time that its first follows, as a varint.

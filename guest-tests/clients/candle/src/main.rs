@@ -1,6 +1,6 @@
-//! candle loads a model of bf16 from a mount: `lamina-candle MODEL.safetensors FOLDER`, where FOLDER
-//! has the same model in the mount. The references are what candle loads from the disk, its elements
-//! cut or cast here.
+//! candle loads a model of bf16 from a mount: `lamina-candle MODEL.safetensors FOLDER`, where
+//! FOLDER has the same model in the mount. The references are what candle loads from the disk, its
+//! elements cut or cast here.
 
 use std::{collections::HashMap, env, path::PathBuf};
 
