@@ -37,6 +37,7 @@
 //!   bytes.
 
 pub mod block;
+mod bounds;
 mod check;
 mod context;
 mod crc;

@@ -104,6 +104,12 @@ pub enum PackKvError {
         /// What is wrong.
         why: String,
     },
+    /// Windows that cannot be coded.
+    #[error("{why}")]
+    Window {
+        /// Why not.
+        why: String,
+    },
     /// Packs of another size.
     #[error("packs of {0} tokens: 4, 8 or 16 are known")]
     Pack(usize),

@@ -13,7 +13,6 @@ use std::path::{Path, PathBuf};
 
 use lamina_codec::block::{Bundle, MAX_BUNDLE};
 use lamina_codec::format::Format;
-use lamina_codec::kv::KvLayout;
 use lamina_codec::packkv::WindowPacker;
 use lamina_store::entry::{ENTRY_BYTES, Entry, Place, Version};
 
@@ -52,8 +51,7 @@ const CASES: [Case; 4] = [
 
 impl Case {
     fn packer(&self) -> WindowPacker {
-        let layout = KvLayout::rows(self.channels, self.window);
-        WindowPacker::new(self.format, &layout, self.packing.parse().unwrap()).unwrap()
+        WindowPacker::new(self.format, self.channels, self.window, self.packing.parse().unwrap()).unwrap()
     }
 
     fn golden(&self, what: &str) -> PathBuf {

@@ -7,6 +7,8 @@
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::bounds::{MAX_BLOCKS, MAX_WINDOW};
+
 use super::{delta::Field, order::Order, paged::Paged};
 use crate::{
     BLOCK_BYTES,
@@ -14,13 +16,8 @@ use crate::{
     packkv::{Packing, WindowPacker},
 };
 
-/// Most tokens a window may have (n in TRACE eq. 3).
-pub const MAX_WINDOW: u32 = 256;
 /// Tokens of a window that says nothing else.
 pub const WINDOW: u32 = 128;
-/// Most blocks of a window, 1 MiB: rows so long that its tokens would take more make windows of
-/// fewer tokens.
-pub const MAX_BLOCKS: usize = 256;
 
 /// How a KV tensor is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -216,6 +213,19 @@ pub struct Shape {
     whole: Order,
 }
 
+/// What codes windows of this layout with loss.
+fn packer(format: Format, layout: &KvLayout, packing: Packing) -> Result<WindowPacker, KvError> {
+    let refused = |why: &str| Err(KvError::Lossy { why: why.to_owned() });
+    if layout.paged.is_some() {
+        return refused("paged caches have no whole rows");
+    }
+    if layout.stride.is_some_and(|stride| stride != layout.channels) {
+        return refused("what pads rows would be coded with them");
+    }
+    WindowPacker::new(format, layout.channels, layout.window, packing)
+        .map_err(|why| KvError::Lossy { why: why.to_string() })
+}
+
 impl Shape {
     /// The windows of a tensor of this format and layout; `None` for `opaque`, which has no
     /// elements to put in order.
@@ -265,7 +275,7 @@ impl Shape {
                 (Some(paged), wanted * bytes / block)
             }
         };
-        let packer = lossy.map(|packing| WindowPacker::new(format, layout, packing)).transpose()?;
+        let packer = lossy.map(|packing| packer(format, layout, packing)).transpose()?;
         if format == Format::Opaque {
             return Ok(None);
         }

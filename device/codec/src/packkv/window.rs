@@ -39,8 +39,8 @@ use super::{
 use crate::{
     BLOCK_BYTES,
     block::Bundle,
+    bounds::{MAX_BLOCKS, MAX_WINDOW},
     format::Format,
-    kv::{KvError, KvLayout, MAX_BLOCKS, MAX_WINDOW},
 };
 
 /// The version that is written.
@@ -62,22 +62,17 @@ pub struct WindowPacker {
 }
 
 impl WindowPacker {
-    /// That of a tensor of this format and layout.
+    /// That of a tensor of this format, whose rows have `channels` elements and whose windows are
+    /// of `window` tokens.
     ///
     /// # Errors
-    /// [`KvError::Lossy`] for a format or a layout whose windows cannot be coded with loss.
-    pub fn new(format: Format, layout: &KvLayout, packing: Packing) -> Result<Self, KvError> {
-        let refused = |why| Err(KvError::Lossy { why });
+    /// [`PackKvError::Window`] where such windows cannot be coded with loss.
+    pub fn new(format: Format, channels: u32, window: u32, packing: Packing) -> Result<Self, PackKvError> {
+        let refused = |why| Err(PackKvError::Window { why });
         if !Rows::takes(format) {
             return refused(format!("it is for bf16 and fp16, not for {format}"));
         }
-        if layout.paged.is_some() {
-            return refused("paged caches have no whole rows".to_owned());
-        }
-        if layout.stride.is_some_and(|stride| stride != layout.channels) {
-            return refused("what pads rows would be coded with them".to_owned());
-        }
-        let row = u64::from(layout.channels) * WIDTH as u64;
+        let row = u64::from(channels) * WIDTH as u64;
         let is_whole = |tokens: u32| {
             let bytes = u64::from(tokens) * row;
             u64::from(tokens).is_multiple_of(TOKENS as u64)
@@ -85,15 +80,14 @@ impl WindowPacker {
                 && bytes.is_multiple_of(BLOCK_BYTES as u64)
                 && bytes <= (MAX_BLOCKS * BLOCK_BYTES) as u64
         };
-        if !is_whole(layout.window) {
+        if !is_whole(window) {
             let could = (1..=MAX_WINDOW).find(|tokens| is_whole(*tokens)).map_or_else(
                 || format!("no window of up to {MAX_WINDOW} tokens is"),
                 |tokens| format!("one of {tokens} tokens is"),
             );
-            let tokens = layout.window;
             return refused(format!(
                 "a window is whole groups of {TOKENS} tokens and whole blocks of {BLOCK_BYTES} bytes, {MAX_BLOCKS} at \
-                 most; of {tokens} tokens of {row} bytes it is not, {could}"
+                 most; of {window} tokens of {row} bytes it is not, {could}"
             ));
         }
         let channels = usize::try_from(row).expect("at most a window's") / WIDTH;

@@ -8,15 +8,14 @@ use crate::view::widen_fp16;
 
 const FORMATS: [Format; 2] = [Format::Bf16, Format::Fp16];
 
-fn layout(channels: usize, window: u32) -> KvLayout {
-    KvLayout::rows(u32::try_from(channels).unwrap(), window)
+/// That of rows of so many channels in windows of so many tokens.
+fn made(format: Format, channels: usize, window: u32, packing: Packing) -> Result<WindowPacker, PackKvError> {
+    WindowPacker::new(format, u32::try_from(channels).unwrap(), window, packing)
 }
 
 fn packer(format: Format, channels: usize, packing: Packing) -> WindowPacker {
     let window = [64, 128, 192, 256].into_iter();
-    let found = window
-        .map(|window| WindowPacker::new(format, &layout(channels, window), packing))
-        .find(Result::is_ok);
+    let found = window.map(|window| made(format, channels, window, packing)).find(Result::is_ok);
     found.expect("channels that fill blocks").unwrap()
 }
 
@@ -43,9 +42,7 @@ fn case() -> impl Strategy<Value = (WindowPacker, Vec<u8>)> {
     let shape = prop::sample::select(vec![(32, 64), (32, 128), (64, 64), (16, 128), (8, 256), (96, 64)]);
     (shape, prop::sample::select(FORMATS.to_vec()), packing()).prop_flat_map(
         |((channels, tokens), format, packing)| {
-            let packer =
-                WindowPacker::new(format, &layout(channels, u32::try_from(tokens).unwrap()), packing)
-                    .unwrap();
+            let packer = made(format, channels, u32::try_from(tokens).unwrap(), packing).unwrap();
             (Just(packer), window(channels, tokens))
         },
     )
