@@ -72,10 +72,10 @@ mod tests {
         let bf16 = |values: &[f32]| {
             values.iter().flat_map(|value| value.to_le_bytes()[2..].to_vec()).collect::<Vec<u8>>()
         };
-        // Steps of a tenth of 8, which is 0.80078125 as a bfloat16: -4, -1, 0, 2 and 6 of them.
-        let mut row = bf16(&[-3.0, -1.0, 0.0, 2.0, 5.0]);
+        // Steps of a tenth of 8.09375, which is 0.8125 as a bfloat16: -4, -1, 0, 2 and 6 of them.
+        let mut row = bf16(&[-3.093_75, -1.0, 0.0, 2.0, 5.0]);
         pack(&mut row, 0.1);
-        assert_eq!(row, bf16(&[-3.203_125, -0.800_781_25, 0.0, 1.601_562_5, 4.812_5]));
+        assert_eq!(row, bf16(&[-3.25, -0.8125, 0.0, 1.625, 4.875]));
         let before = row.clone();
         pack(&mut row, 0.1);
         assert_eq!(row, before);
