@@ -163,7 +163,10 @@ impl IndexServer {
                     Ok(Reserved::Yours(reservation)) => *reservation,
                     Ok(Reserved::Ready) => return Ok((READY, Vec::new())),
                     Ok(Reserved::Busy) => return Ok((BUSY, Vec::new())),
-                    Err(PoolError::Full { .. } | PoolError::Timeout(_)) => return Ok((FULL, Vec::new())),
+                    // One damaged entry ends no server.
+                    Err(PoolError::Full { .. } | PoolError::Timeout(_) | PoolError::Damaged { .. }) => {
+                        return Ok((FULL, Vec::new()));
+                    }
                     Err(why) => return Err(why),
                 }
             }

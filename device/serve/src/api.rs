@@ -535,8 +535,11 @@ async fn remove_tensor(
 /// A window of a lossy tensor as it is stored; nothing if it is exact.
 async fn packed(
     State(control): State<Control>,
-    Segment((window, name)): Segment<(u64, String)>,
+    Segment((window, name)): Segment<(String, String)>,
 ) -> Result<Response, Refusal> {
+    let window: u64 = window.parse().map_err(|_| {
+        Refusal::new(StatusCode::BAD_REQUEST, format!("{window:?} is no number of a window: 0, 1 and so on"))
+    })?;
     let bytes = blocking(move || control.packed_window(&name, window)).await?;
     let kind = [(header::CONTENT_TYPE, "application/octet-stream")];
     Ok(bytes.map_or_else(|| StatusCode::NO_CONTENT.into_response(), |bytes| (kind, bytes).into_response()))

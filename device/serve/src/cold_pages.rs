@@ -8,8 +8,9 @@
 //!   pages came since it was looked at last is young again. Loads through a mapping of what is
 //!   there are seen by nobody. A part that is in use comes back when it is dropped, and then stays.
 //! * The kernel takes a page out of all mappings, writes it back if somebody has stored into it
-//!   meanwhile, and drops it then. So nothing is lost, and whoever loads it again asks the device.
-//! * What cannot be written back, because there is no space, stays where it is.
+//!   meanwhile, and drops it then. Whoever loads it again asks the device.
+//! * A store that the device refuses for want of space is told once, by `msync` and an event. The
+//!   kernel has its page clean then, and it may be dropped: it is lost sooner than without a bound.
 //! * The bound is one on average: whoever stores quicker than pages are written back has more for
 //!   that long. A host of several that are not coherent has a bound of its own.
 

@@ -25,6 +25,9 @@ use crate::tensor::{Derived, Tensor};
 use lamina_codec::BLOCK_BYTES;
 use lamina_store::cause::Why;
 
+/// How often a block is coded by itself that stays a difference.
+const MAX_TRIES: usize = 8;
+
 /// Blocks of a tensor that has a base, or is one.
 pub(super) struct Kindred<'d> {
     blocks: &'d BlockService,
@@ -69,14 +72,22 @@ impl<'d> Kindred<'d> {
             let first = tensor.blocks().start;
             let mut theirs = blocks.clone().map(|block| block - own.start + first);
             let coded = theirs.try_for_each(|block| {
+                // One that is lost while its segment moves is found lost the next time.
+                for _ in 0..MAX_TRIES {
+                    if self.blocks.difference_at(block).is_none() {
+                        return Ok(());
+                    }
+                    let against = Against::of_locked(self.blocks, &tensor);
+                    let class = Class { base: against.as_ref(), by_itself: true, ..Class::of(&tensor.info) };
+                    let coded = self.blocks.recode(Some(&tensor), class, block);
+                    self.count(against.as_ref());
+                    coded?;
+                }
                 if self.blocks.difference_at(block).is_none() {
                     return Ok(());
                 }
-                let against = Against::of_locked(self.blocks, &tensor);
-                let class = Class { base: against.as_ref(), by_itself: true, ..Class::of(&tensor.info) };
-                let coded = self.blocks.recode(Some(&tensor), class, block);
-                self.count(against.as_ref());
-                coded
+                let why = "it stays a difference to what is stored over, and cannot be marked as lost";
+                Err(DeviceError::BaseLost { block, why: why.to_owned() })
             });
             coded?;
         }
