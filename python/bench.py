@@ -53,7 +53,7 @@ def rounds(program, array, name, view):
                     between = time.perf_counter()
                     coded.view(view)
                     own.append((between - begun, time.perf_counter() - between))
-                    # The Rust program frees it here too, so both find the same memory in the caches.
+                    # The Rust program frees it here too: both find the same memory in the caches.
                     del coded
                 found.append([[min(passes) for passes in zip(*turn, strict=True)] for turn in (own, other)])
             rust.stdin.close()

@@ -2,8 +2,9 @@
 //!
 //! Each part has a ladder: for each precision its bits a weight, and by how much the model's
 //! answers move when this part alone has it. The sum over all parts is minimised, as if what
-//! several parts do added up. Of each ladder only the lower convex hull can be in the best choice where
-//! bits may be spent in fractions; its steps are taken in the order of what they give for a bit.
+//! several parts do added up. Of each ladder only the lower convex hull can be in the best choice
+//! where bits may be spent in fractions; its steps are taken in the order of what they give for a
+//! bit.
 
 /// A precision of a part.
 #[derive(Clone, Copy, Debug, PartialEq)]
