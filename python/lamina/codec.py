@@ -135,9 +135,10 @@ def from_planes(
     out = np.empty(planes.size, np.uint8)
     _lamina.join_planes(planes.reshape(-1), name, out)
     whole = out.view(own)
-    if isinstance(shape, int) and shape == -1:
+    if shape == -1:
         return whole
-    wanted = math.prod(shape)
+    sizes = (shape,) if isinstance(shape, int) else shape
+    wanted = math.prod(sizes)
     if wanted > whole.size:
         raise ValueError(f"the planes hold {whole.size} elements, and the shape {shape} asks for {wanted}")
-    return whole[:wanted].reshape(shape)
+    return whole[:wanted].reshape(sizes)

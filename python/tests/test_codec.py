@@ -100,6 +100,7 @@ def test_planes_are_the_bits_of_elements(dtype):
 def test_planes_of_integers_come_back():
     array = np.arange(-128, 128, dtype=np.int8)
     assert (codec.from_planes(codec.planes(array), np.int8, (256,)) == array).all()
+    assert (codec.from_planes(codec.planes(array), np.int8, 200) == array[:200]).all()
 
 
 def test_keeping_the_upper_planes_masks():
