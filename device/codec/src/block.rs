@@ -79,13 +79,16 @@ impl Bundle {
         codec: Codec,
         words: &BlockWords,
     ) {
-        if format == Format::Opaque {
-            return self.encode_words(encoder, codec, words);
-        }
         if is_zero(words) {
             return self.clear();
         }
         self.begin();
+        if format == Format::Opaque {
+            if encoder.bytes.is_noise(codec, words) {
+                return self.keep(codec, words);
+            }
+            return self.encode_any_words(encoder, codec, words);
+        }
         if format == Format::Bf16 && codec == Codec::Tree {
             return self.encode_bf16(encoder, words);
         }
@@ -318,11 +321,22 @@ impl Bundle {
     /// The same, of zeros too.
     fn encode_any_words(&mut self, encoder: &mut BlockEncoder, codec: Codec, words: &BlockWords) {
         self.begin();
-        self.length = encoder.bytes.compress(codec, words, &mut self.bytes).unwrap_or_else(|| {
-            self.bytes[..BLOCK_BYTES].copy_from_slice(words);
-            BLOCK_BYTES
-        });
-        let length = u16::try_from(self.length).expect("at most a block");
+        match encoder.bytes.compress(codec, words, &mut self.bytes) {
+            Some(length) => self.hold_words(codec, length),
+            None => self.keep(codec, words),
+        }
+    }
+
+    /// Holds `words` as they are.
+    fn keep(&mut self, codec: Codec, words: &BlockWords) {
+        self.bytes[..BLOCK_BYTES].copy_from_slice(words);
+        self.hold_words(codec, BLOCK_BYTES);
+    }
+
+    /// Says that `length` bytes are what is stored of a block word-major.
+    fn hold_words(&mut self, codec: Codec, length: usize) {
+        self.length = length;
+        let length = u16::try_from(length).expect("at most a block");
         self.stored = Some(Stored::Words { codec: codec.bytewise(), length, check: crc32c(self.bytes()) });
     }
 
@@ -562,5 +576,6 @@ fn checked_bytes(length: u16, check: u32, bundle: &[u8; MAX_BUNDLE]) -> Result<&
 
 /// Whether every byte of a block is zero.
 pub fn is_zero(words: &BlockWords) -> bool {
-    words.iter().all(|byte| *byte == 0)
+    // By lines, which the compiler makes vectors of: byte by byte it would not.
+    words.chunks_exact(64).all(|line| line.iter().fold(0, |any, byte| any | byte) == 0)
 }

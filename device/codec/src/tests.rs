@@ -249,6 +249,34 @@ fn a_block_of_zeros_is_no_block() {
 }
 
 #[test]
+fn opaque_blocks_are_kept_where_little_repeats_and_coded_where_much_does() {
+    let mut state = 7_u64;
+    let mut random = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        state.to_be_bytes()[0]
+    };
+    let mut stored = |words: &BlockWords, codec| {
+        let mut bundle = Bundle::new();
+        Encoder::new().block(Format::Opaque, codec, words, &mut bundle);
+        bundle.bytes().len()
+    };
+    let noise: BlockWords = std::array::from_fn(|_| random());
+    // As fio makes it: a few bytes of each 512 are zeros.
+    let mut stamped = noise;
+    stamped.chunks_mut(512).for_each(|sector| sector[..24].fill(0));
+    let mut halves = noise;
+    halves.copy_within(..BLOCK_BYTES / 2, BLOCK_BYTES / 2);
+    let text: BlockWords = std::array::from_fn(|at| b"words that come again, "[at % 23]);
+    for codec in [Codec::Lz4, Codec::Tree] {
+        assert_eq!(stored(&noise, codec), BLOCK_BYTES);
+        assert_eq!(stored(&stamped, codec), BLOCK_BYTES);
+        assert!(stored(&halves, codec) < BLOCK_BYTES * 5 / 8);
+        assert!(stored(&text, codec) < BLOCK_BYTES / 2);
+    }
+    assert!(stored(&stamped, Codec::Zstd) < BLOCK_BYTES, "who chose ZSTD has time");
+}
+
+#[test]
 fn a_plane_check_notices_every_single_and_double_neighbouring_flip() {
     // A checksum's answer to an error does not depend on the data, so one plane of each length
     // stands for all.

@@ -35,6 +35,14 @@ impl Compressors {
             Codec::Zstd => self.zstd.compress(input, out),
         }
     }
+
+    /// Whether a block is kept as it is because it is taken for noise. Who chose ZSTD has time.
+    pub(crate) fn is_noise(&mut self, codec: Codec, block: &[u8; BLOCK_BYTES]) -> bool {
+        match codec {
+            Codec::Lz4 | Codec::Tree => self.lz4.is_noise(block),
+            Codec::Zstd => false,
+        }
+    }
 }
 
 /// What one block is decoded in.
