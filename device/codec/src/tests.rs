@@ -255,7 +255,7 @@ fn opaque_blocks_are_kept_where_little_repeats_and_coded_where_much_does() {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         state.to_be_bytes()[0]
     };
-    let mut stored = |words: &BlockWords, codec| {
+    let stored = |words: &BlockWords, codec| {
         let mut bundle = Bundle::new();
         Encoder::new().block(Format::Opaque, codec, words, &mut bundle);
         bundle.bytes().len()

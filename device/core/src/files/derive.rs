@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::FilesError;
 use super::load::options_of;
-use super::manifest::{Content, Model};
+use super::manifest::Model;
 use super::plan::ModelPlan;
 use crate::device::Device;
 use crate::load::spec;
@@ -41,7 +41,7 @@ impl Bases {
         let (mut bases, mut apart) = (BTreeMap::new(), Vec::new());
         for file in &plan.files {
             let options = options_of(file, Self::default());
-            for tensor in file.file.tensors().iter().filter(|tensor| tensor.length > 0) {
+            for tensor in file.loaded().tensors().iter().filter(|tensor| tensor.length > 0) {
                 let spec = spec(tensor, &options);
                 // Files that are passed through are small, and nobody asked about them.
                 if spec.name.contains(HIDDEN) {
@@ -69,11 +69,7 @@ fn names(model: &Model) -> BTreeMap<(Option<&str>, &str), Option<&str>> {
     let manifest = &model.manifest;
     for file in &manifest.files {
         let prefixes = [format!("{}/{}/", manifest.name, file.path), format!("{}/", manifest.name)];
-        let tensors = file.extents.iter().filter_map(|extent| match &extent.of {
-            Content::Tensor(name) => Some(name.as_str()),
-            Content::Literal(_) => None,
-        });
-        for full in tensors {
+        for full in file.extents.iter().flat_map(|extent| extent.of.tensors()) {
             let own = prefixes.iter().find_map(|prefix| full.strip_prefix(prefix.as_str())).unwrap_or(full);
             for of in [Some(file.path.as_str()), None] {
                 match names.entry((of, own)) {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::expand::{self, Expanded, Matrices};
 use super::manifest::{Content, FileEntry, Literals, Model};
+use super::woven::Woven;
 use super::{FilesError, Precision};
 use crate::device::{Device, DeviceError, TensorView};
 use crate::model::ReadAt;
@@ -52,6 +53,8 @@ enum Shows {
     View(Arc<TensorView>, u64),
     /// All of a block-scaled tensor, put together.
     Expanded(Arc<Expanded>),
+    /// All of a tensor that lies in strands.
+    Woven(Arc<Woven>),
 }
 
 impl FileLayout {
@@ -76,10 +79,14 @@ impl FileLayout {
                     }
                 },
                 Content::Tensor(name) => Shows::View(Arc::new(device.view_of(name, "full")?), 0),
+                Content::Woven(strands) => {
+                    let woven = Woven::new(device, strands, extent.length)?;
+                    Shows::Woven(Arc::new(woven.map_err(|why| model.manifest.wrong(why))?))
+                }
             };
             layout.push(extent.length, shows);
         }
-        layout.kept = file.extents.iter().filter(|extent| matches!(extent.of, Content::Tensor(_))).count();
+        layout.kept = file.extents.iter().filter(|extent| !matches!(extent.of, Content::Literal(_))).count();
         if layout.bytes == file.bytes {
             Ok(layout)
         } else {
@@ -121,13 +128,16 @@ impl FileLayout {
             let shown = match wholes.get(&number) {
                 Some(Some((whole, expanded))) => {
                     all.push(whole.clone());
-                    Shown::expanded(whole, *name, expanded)
+                    Shown::expanded(whole, expanded)
                 }
                 // It is in another one.
                 Some(None) => continue,
                 None => {
                     all.push((*tensor).clone());
-                    Shown::new(device, model, format, tensor, *name, precision)?
+                    match full.woven_at(tensor.offset).filter(|_| tensor.length > 0) {
+                        Some(woven) => Shown::woven(tensor, woven),
+                        None => Shown::new(device, model, format, tensor, *name, precision)?,
+                    }
                 }
             };
             tensors.push(shown);
@@ -136,7 +146,7 @@ impl FileLayout {
         if given == 0 {
             return Err(nothing(header.tensors.first()));
         }
-        let kept = tensors.iter().filter(|tensor| tensor.device.is_some()).count() - given;
+        let kept = tensors.iter().filter(|tensor| tensor.is_held()).count() - given;
         let mut layout = if tensors.iter().any(|tensor| tensor.target.is_some()) {
             let mut raw = vec![0; usize::try_from(header.data_start).unwrap_or(0)];
             full.read(device, 0, &mut raw)?;
@@ -178,6 +188,7 @@ impl FileLayout {
                     device.read_view_of(view, at + from, out)?;
                 }
                 Shows::Expanded(expanded) => expanded.read(device, from, out)?,
+                Shows::Woven(woven) => woven.read(device, from, out)?,
             }
         }
         Ok(())
@@ -213,6 +224,11 @@ impl FileLayout {
                         sum += device.stored_of(view, 0..view.bytes())?;
                     }
                 }
+                Shows::Woven(woven) => {
+                    for view in woven.views() {
+                        sum += device.stored_of(view, 0..view.bytes())?;
+                    }
+                }
                 Shows::Bytes(..) | Shows::Padding => {}
             }
         }
@@ -222,17 +238,24 @@ impl FileLayout {
     /// The views of its tensors; pieces of one that follow each other count once.
     fn views(&self) -> impl Iterator<Item = &Arc<TensorView>> {
         let mut before: Option<&Arc<TensorView>> = None;
-        self.segments
-            .iter()
-            .flat_map(move |segment| match &segment.shows {
-                Shows::View(view, _) if !before.is_some_and(|before| Arc::ptr_eq(before, view)) => {
-                    before = Some(view);
-                    [Some(view), None]
-                }
-                Shows::Expanded(expanded) => expanded.views().map(Some),
-                _ => [None, None],
-            })
-            .flatten()
+        self.segments.iter().flat_map(move |segment| match &segment.shows {
+            Shows::View(view, _) if !before.is_some_and(|before| Arc::ptr_eq(before, view)) => {
+                before = Some(view);
+                vec![view]
+            }
+            Shows::Expanded(expanded) => expanded.views().to_vec(),
+            Shows::Woven(woven) => woven.views().collect(),
+            _ => Vec::new(),
+        })
+    }
+
+    /// What lies in strands, if that begins at `start`.
+    fn woven_at(&self, start: u64) -> Option<Arc<Woven>> {
+        let found = self.segments.binary_search_by_key(&start, |segment| segment.start).ok()?;
+        match &self.segments[found].shows {
+            Shows::Woven(woven) => Some(Arc::clone(woven)),
+            _ => None,
+        }
     }
 
     fn push(&mut self, length: u64, shows: Shows) {
@@ -245,7 +268,7 @@ impl FileLayout {
     /// The same with tensors that have the same dtype and size.
     fn masked(self, tensors: &[Shown<'_>]) -> Self {
         let mut layout = Self { bytes: 0, segments: Vec::new(), given: 0, kept: 0 };
-        let mut tensors = tensors.iter().filter(|tensor| tensor.device.is_some());
+        let mut tensors = tensors.iter().filter(|tensor| tensor.is_held());
         let mut next = tensors.next();
         for segment in self.segments {
             match next {
@@ -277,7 +300,7 @@ fn named<'a>(tensors: &'a [ModelTensor], file: &'a FileEntry) -> Vec<(&'a ModelT
             at = at.saturating_add(extent.length);
             match &extent.of {
                 Content::Tensor(name) => Some((begin, name.as_str())),
-                Content::Literal(_) => None,
+                Content::Literal(_) | Content::Woven(_) => None,
             }
         })
         .collect();
@@ -319,7 +342,6 @@ fn expanded(
 /// A tensor, and how it is shown.
 struct Shown<'a> {
     tensor: &'a ModelTensor,
-    device: Option<&'a str>,
     /// The format that it is converted to.
     target: Option<Format>,
     /// Its pieces: bytes in the file, and what they show.
@@ -336,7 +358,7 @@ impl<'a> Shown<'a> {
         name: Option<&'a str>,
         precision: &Precision,
     ) -> Result<Self, FilesError> {
-        let mut shown = Self { tensor, device: name, target: None, parts: Vec::new(), given: false };
+        let mut shown = Self { tensor, target: None, parts: Vec::new(), given: false };
         let Some(name) = name else { return Ok(shown) };
         let rows = tensor.shape.first().copied().unwrap_or(1).max(1);
         let wanted = match precision {
@@ -381,10 +403,21 @@ impl<'a> Shown<'a> {
         Ok(shown)
     }
 
-    /// A block-scaled tensor put together, whose elements are called `name` on the device.
-    fn expanded(whole: &'a ModelTensor, name: Option<&'a str>, expanded: &Arc<Expanded>) -> Self {
+    /// A block-scaled tensor put together.
+    fn expanded(whole: &'a ModelTensor, expanded: &Arc<Expanded>) -> Self {
         let parts = vec![(expanded.bytes(), Shows::Expanded(Arc::clone(expanded)))];
-        Self { tensor: whole, device: name, target: Some(Format::Bf16), parts, given: true }
+        Self { tensor: whole, target: Some(Format::Bf16), parts, given: true }
+    }
+
+    /// A tensor that lies in strands, which has one precision.
+    fn woven(tensor: &'a ModelTensor, woven: Arc<Woven>) -> Self {
+        let parts = vec![(tensor.length, Shows::Woven(woven))];
+        Self { tensor, target: None, parts, given: false }
+    }
+
+    /// Whether it lies on the device: a tensor without elements does not.
+    fn is_held(&self) -> bool {
+        !self.parts.is_empty()
     }
 
     fn is_given(&self) -> bool {
@@ -401,7 +434,7 @@ fn notes(tensors: &[Shown<'_>], precision: &Precision, kept: usize) -> Vec<(&'st
         notes.push(("lamina.scale_exp", scale.to_string()));
     }
     if kept > 0 {
-        let all = tensors.iter().filter(|tensor| tensor.device.is_some()).count();
+        let all = tensors.iter().filter(|tensor| tensor.is_held()).count();
         notes.push(("lamina.kept", format!("{kept} of {all} tensors are full")));
     }
     notes

@@ -89,7 +89,7 @@ pub fn load(
     let bytes = manifest.encode(&literals)?;
     drop(literals);
     let tensors = plan.files.iter().flat_map(|file| {
-        let tensors = file.file.tensors().iter().filter(|tensor| tensor.length > 0);
+        let tensors = file.loaded().tensors().iter().filter(|tensor| tensor.length > 0);
         tensors.map(|tensor| (format!("{}{}", file.within, tensor.name), tensor.length))
     });
     let wanted: Vec<_> = std::iter::once((own.clone(), bytes.len() as u64)).chain(tensors).collect();
@@ -145,7 +145,7 @@ fn load_files(
     let total = plan.tensor_bytes();
     let mut before = 0;
     for file in &plan.files {
-        let count = file.file.tensors().iter().filter(|tensor| tensor.length > 0).count();
+        let count = file.loaded().tensors().iter().filter(|tensor| tensor.length > 0).count();
         let (own, rest) = places.split_at(count);
         places = rest;
         if count == 0 {
@@ -155,8 +155,8 @@ fn load_files(
         let reported =
             |now: Progress<'_>| progress(Progress { bytes: before + now.bytes, total, tensor: now.tensor });
         let source = device.note_source(source_of(&file.file));
-        load_from(device, &file.file, &options, own, source, reported)?;
-        before += file.file.tensors().iter().map(|tensor| tensor.length).sum::<u64>();
+        load_from(device, file.loaded(), &options, own, source, reported)?;
+        before += file.loaded().tensors().iter().map(|tensor| tensor.length).sum::<u64>();
     }
     Ok(())
 }

@@ -81,6 +81,29 @@ pub enum Content {
     Literal(u64),
     /// All of a tensor.
     Tensor(String),
+    /// All of these tensors: some bytes of each, in this order, again and again.
+    Woven(Vec<StrandOf>),
+}
+
+/// A tensor that is some bytes of each block.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StrandOf {
+    /// Its name on the device.
+    pub tensor: String,
+    /// Its bytes of a block.
+    pub width: u64,
+}
+
+impl Content {
+    /// The tensors that it is, by name.
+    pub(super) fn tensors(&self) -> impl Iterator<Item = &str> {
+        let (own, strands) = match self {
+            Self::Literal(_) => (None, &[][..]),
+            Self::Tensor(name) => (Some(name.as_str()), &[][..]),
+            Self::Woven(strands) => (None, &strands[..]),
+        };
+        own.into_iter().chain(strands.iter().map(|strand| strand.tensor.as_str()))
+    }
 }
 
 /// A model that the device holds.
@@ -129,10 +152,7 @@ impl Manifest {
 
     /// The names of its tensors, in the order of the files.
     pub fn tensors(&self) -> impl Iterator<Item = &str> {
-        self.files.iter().flat_map(|file| &file.extents).filter_map(|extent| match &extent.of {
-            Content::Tensor(name) => Some(name.as_str()),
-            Content::Literal(_) => None,
-        })
+        self.files.iter().flat_map(|file| &file.extents).flat_map(|extent| extent.of.tensors())
     }
 
     /// The precisions that lists show, views and maps.

@@ -11,6 +11,7 @@
 //! * A file that is no checkpoint is passed through, as one tensor of bytes under `NAME/.lamina/`.
 //! * A model may be loaded against another: tensors that both have are stored as
 //!   [differences](derive).
+//! * Tensors of quantised blocks lie in [strands](woven), scales and quants apart.
 //! * A file at another [precision] is computed when it is read. At bf16, block-scaled tensors are
 //!   put together ([`expand`]).
 
@@ -25,6 +26,7 @@ mod manifest;
 mod map;
 mod plan;
 mod precision;
+mod woven;
 
 pub use self::checkpoints::keep_checkpoint;
 pub use self::derive::Apart;

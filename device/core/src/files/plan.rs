@@ -8,14 +8,14 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::manifest::{Content, Extent, FileEntry, Manifest};
+use super::manifest::{Content, Extent, FileEntry, Manifest, StrandOf};
 use super::map::PrecisionMap;
 use super::precision::spelled;
 use super::{FilesError, expand};
 use crate::load::base_needed;
 use crate::model::checkpoint::of_kind;
 use crate::model::scaled::{self, ScaledTensor};
-use crate::model::{FileKind, ModelFile, ModelTensor};
+use crate::model::{FileKind, ModelFile, ModelTensor, Strand};
 use crate::tensor::HIDDEN;
 use lamina_codec::BLOCK_BYTES;
 use lamina_codec::view::{Kind, View};
@@ -44,6 +44,8 @@ pub(super) struct PlannedFile {
     /// Its path in the model's folder.
     pub(super) path: String,
     pub(super) file: ModelFile,
+    /// The same in [strands](crate::model::Strand), if it has any.
+    strands: Option<ModelFile>,
     /// What its tensors' names begin with on the device.
     pub(super) within: String,
 }
@@ -61,6 +63,17 @@ pub fn name_of(path: &Path) -> String {
 }
 
 impl PlannedFile {
+    fn new(path: String, file: ModelFile, within: String) -> Result<Self, FilesError> {
+        let failed = |source| FilesError::Directory { path: file.path().into(), source };
+        let strands = file.in_strands().map_err(failed)?;
+        Ok(Self { path, file, strands, within })
+    }
+
+    /// The file with its tensors as they lie on the device.
+    pub(super) fn loaded(&self) -> &ModelFile {
+        self.strands.as_ref().unwrap_or(&self.file)
+    }
+
     /// The block-scaled tensors that it has.
     pub(super) fn scaled(&self) -> Vec<ScaledTensor> {
         match self.file.kind() {
@@ -102,7 +115,7 @@ impl ModelPlan {
                 return Err(FilesError::Name { what: "file", name: file_name });
             }
             let file = ModelFile::open(path)?;
-            plan.files.push(PlannedFile { path: file_name, file, within: format!("{name}/") });
+            plan.files.push(PlannedFile::new(file_name, file, format!("{name}/"))?);
         }
         plan.check_indices(path)?;
         plan.set_apart()?;
@@ -151,7 +164,7 @@ impl ModelPlan {
         } else {
             ModelFile::open_as_bytes(source, &format!("{}files/{path}", &HIDDEN[1..]))?
         };
-        self.files.push(PlannedFile { path: path.to_owned(), file, within: format!("{}/", self.name) });
+        self.files.push(PlannedFile::new(path.to_owned(), file, format!("{}/", self.name))?);
         Ok(())
     }
 
@@ -206,7 +219,7 @@ impl ModelPlan {
         let mut seen = BTreeSet::new();
         let name = self.name.clone();
         for file in &mut self.files {
-            let names: Vec<_> = file.file.tensors().iter().map(|tensor| &tensor.name).collect();
+            let names: Vec<_> = file.loaded().tensors().iter().map(|tensor| tensor.name.clone()).collect();
             if names.iter().any(|tensor| seen.contains(&format!("{}{tensor}", file.within))) {
                 file.within = format!("{name}/{}/", file.path);
             }
@@ -233,7 +246,7 @@ impl ModelPlan {
 
     /// Bytes of its tensors.
     pub(super) fn tensor_bytes(&self) -> u64 {
-        let tensors = self.files.iter().flat_map(|file| file.file.tensors());
+        let tensors = self.files.iter().flat_map(|file| file.loaded().tensors());
         tensors.fold(0, |sum, tensor| sum.saturating_add(tensor.length))
     }
 
@@ -245,7 +258,7 @@ impl ModelPlan {
     pub fn base_needed(&self) -> Result<u64, FilesError> {
         let (manifest, literals) = self.manifest(u32::MAX, &[], &BTreeMap::new())?;
         let own = manifest.encode(&literals)?.len() as u64;
-        let files = self.files.iter().map(|file| base_needed(&file.file));
+        let files = self.files.iter().map(|file| base_needed(file.loaded()));
         Ok(files.fold(own.next_multiple_of(BLOCK_BYTES as u64), u64::saturating_add))
     }
 
@@ -257,7 +270,8 @@ impl ModelPlan {
         maps: &BTreeMap<String, PrecisionMap>,
     ) -> Result<(Manifest, Vec<u8>), FilesError> {
         let mut literals = Vec::new();
-        let files = self.files.iter().map(|file| entry(&file.path, &file.file, &file.within, &mut literals));
+        let files =
+            self.files.iter().map(|file| entry(&file.path, file.loaded(), &file.within, &mut literals));
         let files = files.collect::<Result<_, _>>()?;
         let (name, views, maps) = (self.name.clone(), views.to_vec(), maps.clone());
         Ok((Manifest { name, id, files, views, maps, base: None }, literals))
@@ -348,10 +362,23 @@ pub(super) fn entry(
         Ok::<_, FilesError>(())
     };
     for tensor in file.tensors().iter().filter(|tensor| tensor.length > 0) {
-        literal(at, tensor.offset, &mut extents)?;
-        let of = Content::Tensor(format!("{within}{}", tensor.name));
-        extents.push(Extent { length: tensor.length, of });
-        at = tensor.offset + tensor.length;
+        let name = format!("{within}{}", tensor.name);
+        let Some(Strand { skip, width, block }) = tensor.strand else {
+            literal(at, tensor.offset, &mut extents)?;
+            extents.push(Extent { length: tensor.length, of: Content::Tensor(name) });
+            at = tensor.offset + tensor.length;
+            continue;
+        };
+        // A tensor's strands follow each other.
+        if skip == 0 {
+            literal(at, tensor.offset, &mut extents)?;
+            let length = tensor.length / width * block;
+            extents.push(Extent { length, of: Content::Woven(Vec::new()) });
+            at = tensor.offset + length;
+        }
+        if let Some(Extent { of: Content::Woven(strands), .. }) = extents.last_mut() {
+            strands.push(StrandOf { tensor: name, width });
+        }
     }
     let (opened, bytes) = (file.opened(), file.opened().len());
     literal(at, bytes, &mut extents)?;

@@ -2,7 +2,7 @@
 //! and 3).
 //!
 //! * Float tensors and `I8` have the device's formats. Blocks of quantised types are `opaque`:
-//!   bytes, kept to the bit.
+//!   bytes, kept to the bit. A model's files may have them [in strands](super::strands).
 //! * A type that is not known here is `opaque` too, up to the next tensor.
 //! * Bytes between tensors are padding, at most [`MAX_GAP`] at a place.
 
@@ -523,7 +523,15 @@ fn check(
             BF16 => "bf16",
             _ => "opaque",
         };
-        tensors.push(ModelTensor { name, dtype, shape, format, offset: data_start + offset, length });
+        tensors.push(ModelTensor {
+            name,
+            dtype,
+            shape,
+            format,
+            offset: data_start + offset,
+            length,
+            strand: None,
+        });
     }
     gap(path, data_start + covered, bytes)?;
     Ok(tensors)

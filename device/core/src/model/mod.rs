@@ -32,6 +32,7 @@ mod gguf;
 mod npy;
 mod safetensors;
 pub(crate) mod scaled;
+mod strands;
 #[cfg(test)]
 mod tests;
 
@@ -47,6 +48,7 @@ pub use gguf::GgufError;
 pub use npy::NpyError;
 pub use safetensors::{MAX_HEADER_BYTES, MAX_NAME_BYTES};
 pub use scaled::Scheme;
+pub use strands::Strand;
 
 /// A checkpoint, opened, its header read and checked.
 #[derive(Debug)]
@@ -77,6 +79,9 @@ pub struct ModelTensor {
     pub offset: u64,
     /// Its bytes.
     pub length: u64,
+    /// Which bytes of each of the blocks that begin there are its own; all of them if none is
+    /// given.
+    pub strand: Option<Strand>,
 }
 
 impl ModelFile {
@@ -124,6 +129,7 @@ impl ModelFile {
             format: "opaque",
             offset: 0,
             length,
+            strand: None,
         };
         let tensors = if length == 0 { Vec::new() } else { vec![tensor] };
         let kind = FileKind::Other;
@@ -213,10 +219,18 @@ impl ModelFile {
             });
         }
         let offset = tensor.offset + at;
-        FileExt::read_exact_at(&self.file, out, offset).map_err(|source| {
+        let end = match tensor.strand {
+            Some(Strand { width, block, .. }) => tensor.offset + (at + wanted).div_ceil(width) * block,
+            None => offset + wanted,
+        };
+        let read = match tensor.strand {
+            Some(strand) => strand.read(&self.file, tensor.offset, at, out),
+            None => FileExt::read_exact_at(&self.file, out, offset),
+        };
+        read.map_err(|source| {
             let (path, tensor) = (self.path.clone(), tensor.name.clone());
             if source.kind() == io::ErrorKind::UnexpectedEof {
-                ModelError::Shrunk { path, tensor, end: offset + wanted }
+                ModelError::Shrunk { path, tensor, end }
             } else {
                 ModelError::Read { path, tensor, offset, wanted, source }
             }

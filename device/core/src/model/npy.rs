@@ -112,8 +112,15 @@ impl Checkpoint for Npy {
             _ => "opaque",
         };
         let name = path.file_stem().map_or_else(|| "array".into(), |stem| stem.to_string_lossy());
-        let tensor =
-            ModelTensor { name: name.into_owned(), dtype, shape, format, offset: data_start, length: left };
+        let tensor = ModelTensor {
+            name: name.into_owned(),
+            dtype,
+            shape,
+            format,
+            offset: data_start,
+            length: left,
+            strand: None,
+        };
         let (tensors, metadata) = (vec![tensor], std::collections::BTreeMap::new());
         Ok(Header { tensors, metadata, digest, data_start, remarks: Vec::new() })
     }

@@ -242,7 +242,15 @@ fn check(
             return Err(ModelError::Length { path, tensor: name, length, elements, dtype, bits });
         }
         let format = format_of(info.dtype);
-        tensors.push(ModelTensor { name, dtype, shape, format, offset: data_start + begin, length });
+        tensors.push(ModelTensor {
+            name,
+            dtype,
+            shape,
+            format,
+            offset: data_start + begin,
+            length,
+            strand: None,
+        });
     }
     if covered < data {
         return Err(ModelError::Hole { path: path.into(), begin: covered, end: data });

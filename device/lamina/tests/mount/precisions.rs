@@ -190,6 +190,55 @@ fn a_gguf_file_keeps_its_blocks_and_gives_its_floats() {
 }
 
 #[test]
+fn quantised_blocks_lie_apart_and_are_read_as_the_file_has_them() {
+    let place = Place::new();
+    // Scales as models have them, and quants of which nothing is saved.
+    let blocks = |seed: u64, count: usize, scales: usize, quants: usize| {
+        let (scale, quant) = (noise(seed, 2 * count * scales), noise(seed + 1, count * quants));
+        let mut bytes = Vec::new();
+        for block in 0..count {
+            for scale in scale[2 * block * scales..][..2 * scales].chunks(2) {
+                bytes.extend([scale[0], 0x20 | scale[1] & 3]);
+            }
+            bytes.extend(&quant[block * quants..][..quants]);
+        }
+        bytes
+    };
+    let tensors = [
+        ("q4_0", 2, vec![32, 4097], blocks(1, 4097, 1, 16)),
+        ("q4_1", 3, vec![32, 9001], blocks(3, 9001, 2, 16)),
+        ("norm", 0, vec![33], floats(Format::Fp32, 4, 33)),
+        ("q5_0", 6, vec![32, 1], blocks(5, 1, 1, 20)),
+        ("q5_1", 7, vec![32, 2050], blocks(7, 2050, 2, 20)),
+        ("q8_0", 8, vec![64, 3333], blocks(9, 6666, 1, 32)),
+        // What a strand of the first would be called.
+        ("q4_0.d", 8, vec![32, 2], blocks(11, 2, 1, 32)),
+    ];
+    let full = gguf(&tensors);
+    place.mount(&[&place.write("blocks.gguf", &full)]);
+    assert!(place.read("blocks/blocks.gguf") == full);
+    let file = fs::File::open(place.model("blocks/blocks.gguf")).unwrap();
+    let mut state = 1_usize;
+    for length in [1, 2, 19, 20, 21, 33, 4095, 70_000] {
+        for _ in 0..20 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let at = (state >> 20) % (full.len() - length);
+            let mut out = vec![0; length];
+            file.read_exact_at(&mut out, at as u64).unwrap();
+            assert!(out == full[at..at + length], "{length} bytes at {at}");
+        }
+    }
+    let ratio: f64 = place.attribute("blocks/blocks.gguf", "ratio").unwrap().parse().unwrap();
+    assert!(ratio > 1.015, "scales are coded as numbers: {ratio}");
+    assert_eq!(
+        place.attribute("blocks/blocks@e8m3.gguf", "kept").as_deref(),
+        Some("6 of 7 tensors are full")
+    );
+    place.said(&["rm", "--in", &place.text("m"), "blocks"]);
+    assert!(!place.model("blocks").exists());
+}
+
+#[test]
 fn an_array_of_numpy_is_masked() {
     let place = Place::new();
     let bytes = floats(Format::Fp16, 1, 6 * 7);
