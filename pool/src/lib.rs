@@ -23,6 +23,7 @@
 #![allow(clippy::cast_possible_truncation)]
 
 mod check;
+mod class;
 mod counts;
 mod error;
 #[doc(hidden)]
@@ -48,6 +49,7 @@ mod service;
 mod table;
 
 pub use check::{Problem, Report};
+pub use class::{Class, Classed, Share};
 pub use counts::{NodeCounts, Occupancy};
 pub use error::PoolError;
 pub use host::Host;

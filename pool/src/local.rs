@@ -18,6 +18,7 @@ use nix::libc;
 use nix::unistd::{Whence, lseek};
 use rustix::fs::{XattrFlags, fsetxattr, fstatfs};
 
+use crate::class::Class;
 use crate::error::PoolError;
 use crate::host::Host;
 use crate::layout::Geometry;
@@ -99,6 +100,10 @@ impl Host for Processes {
     fn name(&self, _: u32) -> String {
         let program = fs::read_to_string("/proc/self/comm").unwrap_or_default();
         format!("{} {}", std::process::id(), program.trim_end())
+    }
+
+    fn declare(&self, range: Range<u64>, class: Option<&Class>) -> Result<(), PoolError> {
+        tell_class(&self.file, range, class)
     }
 
     fn is_gone(&self, node: u32, _: u32) -> bool {
@@ -222,6 +227,8 @@ pub fn create_declared(
         file.set_len(bytes).map_err(fail)?;
     }
     declare(geometry.data()?)?;
+    // What a pool that was there before had said of its chunks.
+    tell_class(&file, geometry.data()?, None)?;
     let memory = Mapped::new(Map::new(&file, path, None)?);
     Pool::create(Arc::new(memory), geometry)?;
     mark(&file);
@@ -231,11 +238,29 @@ pub fn create_declared(
 /// Tells the device that a file of its mount is a pool, so that who watches the device sees it.
 /// Elsewhere nobody looks.
 fn mark(file: &File) {
-    const FUSE: i64 = 0x6573_5546;
-    if fstatfs(file).is_ok_and(|found| found.f_type == FUSE) {
+    if is_of_mount(file) {
         // A window has no attributes, and is looked at anyway.
         let _ = fsetxattr(file, "user.lamina.pool", b"1", XattrFlags::empty());
     }
+}
+
+fn is_of_mount(file: &File) -> bool {
+    const FUSE: i64 = 0x6573_5546;
+    fstatfs(file).is_ok_and(|found| found.f_type == FUSE)
+}
+
+/// Tells the device in whose mount a file is what a range of it is; none is what the file is.
+fn tell_class(file: &File, range: Range<u64>, class: Option<&Class>) -> Result<(), PoolError> {
+    if !is_of_mount(file) {
+        return class.map_or(Ok(()), |class| {
+            let why = "objects have a class of their own in a mount only, where a device codes them";
+            Err(PoolError::Declare(format!("{class}: {why}")))
+        });
+    }
+    let class = class.map(|class| format!(" {class}")).unwrap_or_default();
+    let said = format!("{}+{}{class}", range.start, range.end - range.start);
+    fsetxattr(file, "user.lamina.class", said.as_bytes(), XattrFlags::empty())
+        .map_err(|why| PoolError::Declare(format!("bytes {said}: {why}")))
 }
 
 /// How large a pool in a file is: as the file, or `bytes` if it is empty or not there.

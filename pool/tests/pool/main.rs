@@ -3,6 +3,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 
 mod basics;
+mod classes;
 mod hostile;
 mod index;
 mod processes;
