@@ -46,14 +46,19 @@ impl Class {
     /// so as `CHANNELS,WINDOW`, such as `1024,128`.
     ///
     /// # Errors
-    /// [`PoolError::TooLong`], [`PoolError::Declare`] for what has other characters than those.
+    /// [`PoolError::TooLong`], [`PoolError::Declare`] for what has other characters than those, or
+    /// is kept with loss.
     pub fn new(format: &str, kv: Option<&str>) -> Result<Self, PoolError> {
         let is_word = |text: &str| {
-            !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "_,:.-".contains(c))
+            !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "_,:.-=".contains(c))
         };
         let class = Self { format: format.to_owned(), kv: kv.map(str::to_owned) };
         if !is_word(format) || !kv.is_none_or(is_word) {
             return Err(PoolError::Declare(format!("{:?} is no format and layout", class.to_string())));
+        }
+        if kv.is_some_and(|kv| kv.contains("lossy")) {
+            let why = "a pool checks what it holds, and what is kept with loss does not check";
+            return Err(PoolError::Declare(format!("{class}: {why}")));
         }
         let bytes = class.to_string().len();
         if bytes > TEXT {
@@ -61,6 +66,16 @@ impl Class {
             return Err(PoolError::TooLong { what: "a class", bytes, most });
         }
         Ok(class)
+    }
+
+    /// The format of elements.
+    pub fn format(&self) -> &str {
+        &self.format
+    }
+
+    /// The layout of a KV cache, if it is one.
+    pub fn kv(&self) -> Option<&str> {
+        self.kv.as_deref()
     }
 
     /// What [`fmt::Display`] wrote.
@@ -155,7 +170,6 @@ pub(crate) fn tell(member: &Member, class: ClassId, chunks: &[u32]) -> Result<()
     Ok(())
 }
 
-
 impl Pool {
     /// The pool, for what is of `class`: that lies in chunks of its own, which the device codes as
     /// the class says. A pool has up to 15 besides its own.
@@ -232,7 +246,13 @@ mod tests {
             }
         }
         assert_eq!(Class::of_line(&[0; LINE as usize]), None);
-        for (format, kv) in [("", None), ("bf 16", None), ("bf16", Some("")), ("bf16", Some("1\n2"))] {
+        for (format, kv) in [
+            ("", None),
+            ("bf 16", None),
+            ("bf16", Some("")),
+            ("bf16", Some("1\n2")),
+            ("bf16", Some("64,lossy=packkv")),
+        ] {
             assert!(matches!(Class::new(format, kv), Err(PoolError::Declare(_))), "{format:?} {kv:?}");
         }
         let long = "1".repeat(TEXT);

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
 
-use crate::error::PoolError;
 use crate::class::{Class, OWN, Share};
+use crate::error::PoolError;
 use crate::heap::{Owner, is_taken};
 use crate::layout::{CLASSES, RECORD, SHARES, Slot, is_sealed, seal, word};
 use crate::member::{Member, interval};
@@ -133,7 +133,6 @@ impl Occupancy {
             taken_bytes: word(record, 6),
         })
     }
-
 }
 
 /// What is held, by class: bytes that are ready, and bytes of the chunks in use.

@@ -32,12 +32,15 @@ const MAKER: i64 = FIRST - 1;
 const TIMEOUT: u64 = 2_000;
 const PATIENCE: u64 = 60_000;
 
+/// Who tells the device what a range of the file is; of `None` what the file is.
+pub type Tell = dyn Fn(Range<u64>, Option<&Class>) -> Result<(), PoolError> + Send + Sync;
+
 /// Processes of one host.
-#[derive(Debug)]
 pub struct Processes {
     file: File,
     node: u32,
     began: Instant,
+    tell: Option<Box<Tell>>,
 }
 
 fn byte(kind: libc::c_int, at: i64) -> libc::flock {
@@ -61,7 +64,7 @@ impl Processes {
         let range = wanted.map_or(0..nodes, |node| node..node.saturating_add(1).min(nodes));
         for node in range {
             if fcntl(&file, FcntlArg::F_OFD_SETLK(&byte(libc::F_WRLCK, FIRST + i64::from(node)))).is_ok() {
-                return Ok(Self { file, node, began: Instant::now() });
+                return Ok(Self { file, node, began: Instant::now(), tell: None });
             }
         }
         Err(match wanted {
@@ -103,7 +106,9 @@ impl Host for Processes {
     }
 
     fn declare(&self, range: Range<u64>, class: Option<&Class>) -> Result<(), PoolError> {
-        tell_class(&self.file, range, class)
+        self.tell
+            .as_ref()
+            .map_or_else(|| tell_class(&self.file, range.clone(), class), |tell| tell(range.clone(), class))
     }
 
     fn is_gone(&self, node: u32, _: u32) -> bool {
@@ -227,8 +232,10 @@ pub fn create_declared(
         file.set_len(bytes).map_err(fail)?;
     }
     declare(geometry.data()?)?;
-    // What a pool that was there before had said of its chunks.
-    tell_class(&file, geometry.data()?, None)?;
+    if is_of_mount(&file) {
+        // What a pool that was there before had said of its chunks. Only files in `files/` have it.
+        let _ = tell_class(&file, geometry.data()?, None);
+    }
     let memory = Mapped::new(Map::new(&file, path, None)?);
     Pool::create(Arc::new(memory), geometry)?;
     mark(&file);
@@ -311,9 +318,23 @@ impl Pool {
     /// # Errors
     /// [`PoolError::File`], [`PoolError::NoPool`], [`PoolError::Nodes`].
     pub fn open(path: &Path) -> Result<Self, PoolError> {
+        Self::open_as(path, None)
+    }
+
+    /// [`Pool::open`], where `tell` tells the device what chunks are. Otherwise an attribute of the
+    /// file does, which files in `files/` of a mount have, and no other.
+    ///
+    /// # Errors
+    /// As [`Pool::open`].
+    pub fn open_telling(path: &Path, tell: Box<Tell>) -> Result<Self, PoolError> {
+        Self::open_as(path, Some(tell))
+    }
+
+    fn open_as(path: &Path, tell: Option<Box<Tell>>) -> Result<Self, PoolError> {
         let memory = memory(path)?;
         let geometry = Self::geometry(memory.clone())?;
-        let host = Processes::claim(open_file(path)?, geometry.nodes, None)?;
+        let mut host = Processes::claim(open_file(path)?, geometry.nodes, None)?;
+        host.tell = tell;
         let node = host.node();
         Self::attach(memory, Arc::new(host), node)
     }

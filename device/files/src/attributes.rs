@@ -5,8 +5,8 @@
 //! returns. Of a folder they are for what is made in it later.
 
 use super::class::{Class, FORMAT, KV, LOSSY};
-use super::parts::PART;
 use super::error::FileError;
+use super::parts::PART;
 use super::state::{Change, Meta, Time};
 use super::{Caller, Files, now};
 

@@ -26,8 +26,7 @@ const UNEVEN: FileError = FileError::Invalid { what: "the part does not end with
 /// What is said of a part: `None` is the file's own class.
 fn of_text(value: &[u8]) -> Result<(Range<u64>, Option<Class>), FileError> {
     let text = std::str::from_utf8(value).map_err(|_| FORM)?;
-    let (range, class) =
-        text.split_once(' ').map_or((text, None), |(range, class)| (range, Some(class)));
+    let (range, class) = text.split_once(' ').map_or((text, None), |(range, class)| (range, Some(class)));
     let (start, length) = range.split_once('+').ok_or(FORM)?;
     let number = |text: &str| text.parse::<u64>().map_err(|_| FORM);
     let (start, length) = (number(start)?, number(length)?);

@@ -794,7 +794,9 @@ fn parts_of_a_file_are_coded_as_is_said_of_them() {
             let said = say(&first, inode, said).map_or_else(|why| why.errno(), |()| 0);
             assert_eq!(said, number);
         }
-        first.set_attribute(Caller::default(), inode, b"user.lamina.kv", b"64,64,lossy=packkv", None).unwrap();
+        first
+            .set_attribute(Caller::default(), inode, b"user.lamina.kv", b"64,64,lossy=packkv", None)
+            .unwrap();
         assert_eq!(say(&first, inode, "0+131072 bf16").unwrap_err().errno(), libc::EINVAL);
         first.remove(Caller::default(), ROOT, name.as_bytes(), false).unwrap();
     }

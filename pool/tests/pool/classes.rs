@@ -94,7 +94,10 @@ fn a_class_that_a_damaged_pool_says_is_found_and_mended() {
     let line = media.windows(10).position(|window| window == b"bf16 64,32").unwrap() as u64;
     world.memory.damage(line, b"x").unwrap();
     let problems = one.check(false).unwrap().problems;
-    assert_eq!(problems.iter().map(|problem| problem.what).collect::<Vec<_>>(), ["a chunk of no known class"]);
+    assert_eq!(
+        problems.iter().map(|problem| problem.what).collect::<Vec<_>>(),
+        ["a chunk of no known class"]
+    );
     assert_eq!(one.get("1").unwrap(), Some(bytes(1, 100)), "a class changes no byte");
     one.check(true).unwrap();
     assert!(one.check(false).unwrap().problems.is_empty());

@@ -443,9 +443,7 @@ fn lists(seed: u64, left_out: Option<LeftOut>) -> Told {
             }
         });
         ended &= in_turns(&world, &other, || {
-            let want = |listed: &[Object]| {
-                matches!(listed, [one] if one.name == name(round) && one.bytes == length as u64)
-            };
+            let want = |listed: &[Object]| matches!(listed, [one] if one.name == name(round) && one.bytes == length as u64);
             match (one.list(), one.stats()) {
                 (Ok(listed), Ok(stats))
                     if want(&listed)
