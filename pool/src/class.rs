@@ -172,13 +172,14 @@ pub(crate) fn tell(member: &Member, class: ClassId, chunks: &[u32]) -> Result<()
 
 impl Pool {
     /// The pool, for what is of `class`: that lies in chunks of its own, which the device codes as
-    /// the class says. A pool has up to 15 besides its own.
+    /// the class says. A pool has up to 15 besides its own, which is `None`.
     ///
     /// # Errors
     /// [`PoolError::Declare`] if the device does not know the class, or there is none;
     /// [`PoolError::Classes`].
-    pub fn of(&self, class: &Class) -> Result<Classed<'_>, PoolError> {
+    pub fn of<'c>(&self, class: impl Into<Option<&'c Class>>) -> Result<Classed<'_>, PoolError> {
         let of = |class| Classed { pool: self, class };
+        let Some(class) = class.into() else { return Ok(of(OWN)) };
         if let Some(known) = self.find_class(class)?.0 {
             return Ok(of(known));
         }

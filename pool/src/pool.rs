@@ -456,8 +456,8 @@ impl Pool {
             ..Stats::default()
         };
         let (mut occupancy, mut shares) = (Occupancy::default(), Shares::default());
-        let (first, length) = layout.all_chunks();
-        self.member.lines.consume(first, length)?;
+        let (chunks, many) = layout.all_chunks();
+        self.member.lines.consume(chunks, many)?;
         for group in 0..layout.geometry.groups {
             let (first, length) = layout.groups(&(group..group + 1));
             self.member.lines.consume(first, length)?;

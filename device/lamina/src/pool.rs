@@ -270,11 +270,7 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
                 None => drop(std::io::stdin().read_to_end(&mut content)?),
             }
             let class = holds.class()?;
-            let put = |pool: &Pool| match &class {
-                Some(class) => pool.of(class)?.put(&name, &content),
-                None => pool.put(&name, &content),
-            };
-            with(&file, |pool| Ok(put(pool)?))?;
+            with(&file, |pool| Ok(pool.of(class.as_ref())?.put(&name, &content)?))?;
             if json {
                 return told(&json!({ "name": name, "bytes": content.len() }));
             }

@@ -164,6 +164,18 @@ pub(crate) fn classes(seed: u64, left_out: Option<LeftOut>) -> Told {
         say("no end".into());
     }
     let judge = || {
+        // Before anything else has this node look at the chunks anew.
+        match (other.stats(), other.list()) {
+            (Ok(stats), Ok(listed)) => {
+                for share in stats.by_class {
+                    let of = listed.iter().filter(|object| object.class == share.class);
+                    if share.ready_bytes != of.map(|object| object.bytes).sum::<u64>() {
+                        say(format!("{share:?} of {listed:?}"));
+                    }
+                }
+            }
+            found => say(format!("{found:?}")),
+        }
         match misplaced(&world, &other, geometry.chunk_bytes) {
             Ok(wrong) => wrong.into_iter().for_each(&say),
             Err(why) => say(format!("it lists: {why}")),

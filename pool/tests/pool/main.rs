@@ -7,6 +7,7 @@ mod classes;
 mod hostile;
 mod index;
 mod processes;
+mod rare;
 mod removal;
 mod scenes;
 mod schedules;

@@ -11,6 +11,7 @@ use lamina_pool::{Chain, Geometry, Index, IndexServer, Key, Object, Pool, PoolEr
 use crate::basics::bytes;
 use crate::classes::classes;
 use crate::index::replaced;
+use crate::rare::{comings, held, unpinned, withdrawn};
 use crate::schedules::{Plan, schedule};
 use crate::world::{Work, World, let_others};
 
@@ -20,7 +21,7 @@ pub(crate) type Told = Result<BTreeSet<Site>, Vec<String>>;
 /// A scene, by seed and by what is left out.
 pub(crate) type Scene = fn(u64, Option<LeftOut>) -> Told;
 
-pub(crate) const SCENES: [(&str, Scene); 20] = [
+pub(crate) const SCENES: [(&str, Scene); 24] = [
     ("creates", creates),
     ("numbers", numbers),
     ("pinned", pinned),
@@ -41,6 +42,10 @@ pub(crate) const SCENES: [(&str, Scene); 20] = [
     ("named", named),
     ("checks", checks),
     ("classes", classes),
+    ("withdrawn", withdrawn),
+    ("unpinned", unpinned),
+    ("held", held),
+    ("comings", comings),
 ];
 
 fn of(plan: Plan, seed: u64, left_out: Option<LeftOut>) -> Told {

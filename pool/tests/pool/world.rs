@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use generator::{Generator, Gn};
-use lamina_pool::mem::{Killed, LeftOut, Simulated};
+use lamina_pool::mem::{Call, CxlMem, Killed, LeftOut, Simulated};
 use lamina_pool::{Class, Geometry, Host, Pool, PoolError};
 
 /// Words of a coroutine's stack.
@@ -25,6 +25,10 @@ pub(crate) struct World {
     timeout: u64,
     /// Steps after which a run does not end.
     pub(crate) most_steps: u64,
+    /// How long a wait may take, if not long.
+    pub(crate) patience: u64,
+    /// Once in so many turns a node prefetches all; never if zero.
+    prefetches: AtomicU64,
     declared: Declared,
 }
 
@@ -52,6 +56,7 @@ struct Machine {
     clock: Arc<AtomicU64>,
     node: usize,
     timeout: u64,
+    patience: u64,
     declared: Declared,
 }
 
@@ -76,7 +81,7 @@ impl Host for Machine {
     }
 
     fn patience(&self) -> u64 {
-        self.timeout * 60
+        self.patience
     }
 
     fn declare(&self, range: Range<u64>, class: Option<&Class>) -> Result<(), PoolError> {
@@ -137,6 +142,8 @@ impl World {
             random: AtomicU64::new(seed.wrapping_mul(0xd134_2543_de82_ef95) | 1),
             timeout: 400,
             most_steps: MOST_STEPS,
+            patience: 400 * 60,
+            prefetches: AtomicU64::new(0),
             declared: Declared::default(),
         }
     }
@@ -153,19 +160,34 @@ impl World {
 
     /// Attaches as `node` from another machine than that number's own.
     pub(crate) fn attach_as(&self, machine: usize, node: u32) -> Result<Pool, PoolError> {
+        self.attach_to(Arc::new(self.memory.node(machine)), machine, node)
+    }
+
+    /// Attaches to a memory that is not quite the machine's.
+    pub(crate) fn attach_to(
+        &self,
+        memory: Arc<dyn CxlMem>,
+        machine: usize,
+        node: u32,
+    ) -> Result<Pool, PoolError> {
         let host = Machine {
             memory: Arc::clone(&self.memory),
             clock: Arc::clone(&self.clock),
             node: machine,
             timeout: self.timeout,
+            patience: self.patience,
             declared: Arc::clone(&self.declared),
         };
-        Pool::attach(Arc::new(self.memory.node(machine)), Arc::new(host), node)
+        Pool::attach(memory, Arc::new(host), node)
     }
 
     /// Leaves a call out. At times the node stops there, or dies soon after it if it `may_die`.
     pub(crate) fn leave_out(&self, left_out: Option<LeftOut>, may_die: bool) {
         let Some(left_out) = left_out else { return };
+        // What is held from long ago shows what is not dropped.
+        if matches!(left_out.site.call, Call::Invalidate | Call::InvalidateFence) && self.below(3) == 0 {
+            self.prefetches.store(40, Ordering::Relaxed);
+        }
         let (memory, clock) = (Arc::downgrade(&self.memory), Arc::clone(&self.clock));
         let random = AtomicU64::new(self.below(u64::MAX));
         let (next_stop, killed) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -237,6 +259,10 @@ impl World {
                 }
                 self.frozen.store(false, Ordering::Relaxed);
                 return false;
+            }
+            let prefetches = self.prefetches.load(Ordering::Relaxed);
+            if prefetches > 0 && self.below(prefetches) == 0 {
+                self.memory.prefetch(self.below(self.memory.nodes() as u64) as usize);
             }
             let which = self.below(running.len() as u64) as usize;
             let (work, stopped_until) = &mut running[which];
