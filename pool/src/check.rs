@@ -268,7 +268,7 @@ impl Pool {
             member.lines.invalidate(first, length)?;
             let (first, length) = member.layout.all_chunks();
             member.lines.invalidate(first, length)?;
-            member.lines.settle()?;
+            // Looking at the directory completes that.
             let known = self.classes()?;
             let mut inner = 0;
             for chunk in 0..member.layout.geometry.chunks {

@@ -19,6 +19,11 @@ pub trait Host: Send + Sync {
     /// Milliseconds after which a wait fails.
     fn patience(&self) -> u64;
 
+    /// Whether this node may manage: who cannot find out that others are dead leaves it to who can.
+    fn may_manage(&self) -> bool {
+        true
+    }
+
     /// Whether a node is certainly dead, so that nothing of it can come any more.
     fn is_gone(&self, node: u32, incarnation: u32) -> bool;
 

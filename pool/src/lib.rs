@@ -28,6 +28,7 @@ mod counts;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod guests;
 mod heap;
 mod host;
 pub mod hosts;
@@ -46,6 +47,8 @@ mod prefix;
 mod recovery;
 mod server;
 mod service;
+#[doc(hidden)]
+pub mod soak;
 mod table;
 
 pub use check::{Problem, Report};

@@ -24,11 +24,19 @@ const LATER: &str = "it only comes later";
 const CHOICE: &str = "a choice, not a promise";
 /// The next step has a fence of its own, in the lock that is taken or given back.
 const NEXT: &str = "the next step's fence completes it, and what it completes is ordered by the lock";
-/// It is needed in a case that no scene has provoked.
-const UNSEEN: &str = "needed, and not provoked";
-
 /// What nothing finds missing, by function and call, and why it is there.
 const LISTED: &[(&str, &str)] = &[
+    ("class.rs written Invalidate: member.lines.consume(member.layout.chunk(chunk), 16)?;", CHOICE),
+    ("class.rs written InvalidateFence: member.lines.consume(member.layout.chunk(chunk), 16)?;", CHOICE),
+    ("pool.rs stats Invalidate: self.member.lines.consume(chunks, many)?;", CHOICE),
+    ("pool.rs stats InvalidateFence: self.member.lines.consume(chunks, many)?;", CHOICE),
+    ("member.rs members Invalidate: let manager = self.lines.fresh(self.layout.manager())?;", CHOICE),
+    ("member.rs members InvalidateFence: let manager = self.lines.fresh(self.layout.manager())?;", CHOICE),
+    ("lock.rs acquire Fence: self.lines.post(self.layout.request(lock, self.node), wanted << 1)?;", LATER),
+    (
+        "recovery.rs clear_pins Fence: member.lines.publish(member.layout.hazard(node, 0), 8 * crate::layout::PINS as u64)?;",
+        LATER,
+    ),
     ("counts.rs go_on Invalidate: Ok(member.lines.invalidate(first, length)?)", CHOICE),
     ("counts.rs go_on Invalidate: member.lines.invalidate(first, length)?;", CHOICE),
     ("counts.rs put Flush: Ok(member.lines.flush(at, RECORD)?)", CHOICE),
@@ -108,7 +116,7 @@ fn name(site: Site) -> String {
 /// Whether one of the scenes that come by finds `site` missing.
 fn is_found(site: Site, scenes: &[(usize, Scene)]) -> bool {
     // As many runs, however few scenes come by.
-    (0..RUNS.div_ceil(scenes.len().min(8) as u64)).any(|round| {
+    (0..RUNS.div_ceil(scenes.len().min(4) as u64)).any(|round| {
         scenes.iter().any(|(index, scene)| {
             let seed = round * 31 + *index as u64;
             let ends = |is_control| {
@@ -144,7 +152,10 @@ fn each_flush_invalidation_and_fence_that_is_left_out_is_found() {
     assert!(by_site.len() > 150, "only {} sites were reached", by_site.len());
     let listed: BTreeMap<_, _> = LISTED.iter().copied().collect();
     let is_listed = |site: &Site| listed.contains_key(name(*site).as_str());
-    let tried: Vec<_> = by_site.iter().filter(|(site, _)| !is_listed(site)).collect();
+    // For whoever looks for one: `LAMINA_SITES` is a part of the names of those that are tried.
+    let wanted = std::env::var("LAMINA_SITES").unwrap_or_default();
+    let is_wanted = |site: &Site| !is_listed(site) && name(*site).contains(&wanted);
+    let tried: Vec<_> = by_site.iter().filter(|(site, _)| is_wanted(site)).collect();
     let next = AtomicUsize::new(0);
     let missed = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
@@ -163,5 +174,5 @@ fn each_flush_invalidation_and_fence_that_is_left_out_is_found() {
     let names: BTreeSet<_> = by_site.keys().map(|site| name(*site)).collect();
     let gone: Vec<_> = listed.keys().filter(|listed| !names.contains(**listed)).collect();
     assert!(gone.is_empty(), "listed, and not in the code: {gone:#?}");
-    assert!(listed.values().all(|why| [LATER, CHOICE, NEXT, UNSEEN].contains(why)));
+    assert!(listed.values().all(|why| [LATER, CHOICE, NEXT].contains(why)));
 }

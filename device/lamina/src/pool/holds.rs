@@ -83,7 +83,7 @@ impl Holds {
         let layout = self.kv.as_ref().map_or(Layout::Weight, |kv| Layout::Kv(kv.layout));
         Handle::current().block_on(async {
             // Those of a pool that was there before. If one cannot go, the next says why.
-            for name in named(&api).await? {
+            for (name, _) in tensors(&api).await? {
                 let _ = ask(&api, Method::DELETE, &format!("/tensors/{}", escaped(&name)), None).await;
             }
             ask(&api, Method::POST, "/tensors", Some(spec(&data, format, layout)?)).await
@@ -111,11 +111,13 @@ fn tensor(range: &Range<u64>) -> String {
     format!("{TENSOR}{:#x}", range.start)
 }
 
-/// The tensors of pools.
-async fn named(api: &ApiAt) -> anyhow::Result<Vec<String>> {
-    let tensors = ask(api, Method::GET, "/tensors", None).await?;
-    let names = tensors.as_array().into_iter().flatten().filter_map(|tensor| tensor["name"].as_str());
-    Ok(names.filter(|name| name.starts_with(TENSOR)).map(str::to_owned).collect())
+/// The tensors of pools, and the bytes of each.
+async fn tensors(api: &ApiAt) -> anyhow::Result<Vec<(String, u64)>> {
+    let all = ask(api, Method::GET, "/tensors", None).await?;
+    let all = all.as_array().into_iter().flatten();
+    let named =
+        all.filter_map(|tensor| Some((tensor["name"].as_str()?.to_owned(), tensor["length"].as_u64()?)));
+    Ok(named.filter(|(name, _)| name.starts_with(TENSOR)).collect())
 }
 
 /// Attaches to a pool. Of one in the base window, which has no attributes, the device is told by
@@ -148,7 +150,11 @@ async fn say(api: &ApiAt, range: Range<u64>, class: Option<&Class>) -> anyhow::R
         return Ok(());
     }
     let name = tensor(&range);
-    if named(api).await?.contains(&name) {
+    let old = tensors(api).await?.into_iter().find(|(old, _)| *old == name);
+    if let Some((_, length)) = old {
+        if length != range.end - range.start {
+            bail!("the pool was made with a class of its own, whose tensor {name} overlaps its chunks");
+        }
         ask(api, Method::DELETE, &format!("/tensors/{}", escaped(&name)), None).await?;
     }
     if let Some((format, layout)) = class {
