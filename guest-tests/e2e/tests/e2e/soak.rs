@@ -133,17 +133,18 @@ fn processes_and_guests_that_are_killed_leave_a_pool_that_holds() {
     let base: PathBuf = export.base.path.clone();
     local::create(&base, &Geometry { nodes: 8, stripes: 4, groups: 8, chunks: 40, chunk_bytes: 16 << 10 })
         .unwrap();
-    let end = Instant::now() + Duration::from_secs(if long { 600 } else { 8 });
+    let end = Instant::now() + Duration::from_secs(if long { 600 } else { 12 });
     let seats: [Seat; 2] = Default::default();
     let (mut killed, mut stopped) = (0_u32, 0_u32);
     thread::scope(|scope| {
-        for (seat, node) in seats.iter().zip(GUESTS) {
+        let sitting = seats.iter().zip(GUESTS).map(|(seat, node)| {
             let (base, export, logs) = (&base, &export, logs.path());
-            scope.spawn(move || sit(seat, node, base, export, end, long, logs));
-        }
+            scope.spawn(move || sit(seat, node, base, export, end, long, logs))
+        });
+        let sitting: Vec<_> = sitting.collect();
         let mut workers: Vec<Child> = (0..WORKERS).map(|_| start(&base)).collect();
         // A guest works for so long before something becomes of it.
-        let pace = Duration::from_secs(if long { 45 } else { 1 });
+        let pace = Duration::from_secs(if long { 45 } else { 2 });
         let mut due = Instant::now() + pace;
         while Instant::now() < end {
             thread::sleep(Duration::from_millis(u64::from(60 + killed * 37 % 90)));
@@ -190,7 +191,7 @@ fn processes_and_guests_that_are_killed_leave_a_pool_that_holds() {
         }
         // Guests recover nobody: whoever died last is, by this one.
         let last = Pool::open(&base).unwrap();
-        while seats.iter().any(|seat| seat.works.load(Ordering::Relaxed) > 0) {
+        while sitting.iter().any(|guest| !guest.is_finished()) {
             last.serve().unwrap();
             thread::sleep(Duration::from_millis(5));
         }
