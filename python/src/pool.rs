@@ -424,13 +424,7 @@ impl Pool {
 
     /// Stores an object, in place of one of that name.
     #[pyo3(signature = (name, data, class=None))]
-    fn put(
-        &self,
-        py: Python<'_>,
-        name: &str,
-        data: &Bound<'_, PyAny>,
-        class: Option<Said>,
-    ) -> PyResult<()> {
+    fn put(&self, py: Python<'_>, name: &str, data: &Bound<'_, PyAny>, class: Option<Said>) -> PyResult<()> {
         let class = class_of(class)?;
         let data = Bytes::of(data)?;
         let memory = data.memory();
