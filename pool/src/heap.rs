@@ -223,15 +223,15 @@ impl Heap {
                 Owner { node: member.node, incarnation: member.incarnation, ..Owner::load(member, chunk)? };
             own.store(member, chunk)?;
         }
-        // Giving the lock back completes it, and nobody asks whose a chunk is before the dead node is
-        // said to be recovered.
+        // Giving the lock back completes it, and nobody asks whose a chunk is before the dead node
+        // is said to be recovered.
         member.lines.flush(member.layout.chunk(chunk), u64::from(owner.run) * 16)?;
         self.add(&member.layout, chunk, owner, used);
         Ok(())
     }
 
-    /// Gives a place back. An empty chunk goes to the pool if there are other places of its class and
-    /// size, or it is a run.
+    /// Gives a place back. An empty chunk goes to the pool if there are other places of its class
+    /// and size, or it is a run.
     pub(crate) fn give(&self, member: &Member, at: u64) -> Result<(), PoolError> {
         let Some(number) = member.layout.chunk_of(at) else { return Ok(()) };
         let mut state = locked(&self.state);

@@ -11,6 +11,7 @@ use lamina_device::device::DeviceError;
 use super::class::Class;
 use super::error::FileError;
 use super::extents::Piece;
+use super::parts::cuts;
 use super::state::{Change, Meta};
 use super::{Caller, Core, Files, now, space};
 
@@ -485,21 +486,6 @@ impl Files {
         core.state.node(inode)?;
         Ok(Arc::clone(&core.live(inode).gate))
     }
-}
-
-/// What unmaps a range of a file, whole units of the file's class, and the places that are free by
-/// that. Of parts of other classes some may stay mapped at the range's ends.
-fn cuts(core: &Core, inode: u64, range: &Range<u64>) -> Result<(Vec<Change>, Vec<Range<u64>>), FileError> {
-    let node = core.state.file(inode)?;
-    let (own, pieces) = (Class::of(node), node.extents.pieces(range));
-    let places = held(&pieces);
-    if places.iter().all(|place| core.space.is_of(&own, place)) {
-        let length = range.end - range.start;
-        return Ok((vec![Change::Cut { inode, at: range.start, length }], places));
-    }
-    let whole = core.space.whole(&own, &pieces);
-    let cut = |piece: &Piece| Change::Cut { inode, at: piece.at, length: piece.length };
-    Ok((whole.iter().map(cut).collect(), held(&whole)))
 }
 
 /// Where pieces lie that lie somewhere.

@@ -14,7 +14,7 @@ use super::data::held;
 use super::error::FileError;
 use super::extents::{Extents, Piece};
 use super::state::Change;
-use super::{Caller, Files, space};
+use super::{Caller, Core, Files, space};
 
 /// The attribute that says what a part of a file is, each time it is set: `OFFSET+LENGTH`, and
 /// behind it a format and perhaps a layout, or nothing for what the file is.
@@ -155,4 +155,23 @@ impl Files {
 
 fn whole(range: Range<u64>) -> Piece {
     Piece { at: range.start, length: range.end - range.start, dpa: None }
+}
+
+/// What unmaps a range of a file, whole units of the file's class, and the places that are free by
+/// that. Of parts of other classes some may stay mapped at the range's ends.
+pub(crate) fn cuts(
+    core: &Core,
+    inode: u64,
+    range: &Range<u64>,
+) -> Result<(Vec<Change>, Vec<Range<u64>>), FileError> {
+    let node = core.state.file(inode)?;
+    let (own, pieces) = (Class::of(node), node.extents.pieces(range));
+    let places = held(&pieces);
+    if places.iter().all(|place| core.space.is_of(&own, place)) {
+        let length = range.end - range.start;
+        return Ok((vec![Change::Cut { inode, at: range.start, length }], places));
+    }
+    let whole = core.space.whole(&own, &pieces);
+    let cut = |piece: &Piece| Change::Cut { inode, at: piece.at, length: piece.length };
+    Ok((whole.iter().map(cut).collect(), held(&whole)))
 }

@@ -102,7 +102,7 @@ pub(crate) fn unpinned(seed: u64, left_out: Option<LeftOut>) -> Told {
                     say("it is not removed".into());
                 }
                 serve_for(&world, owner, 1200)?;
-                // Nobody tells the owner that a pin is gone. It looks when it wants space, or checks.
+                // Nobody tells the owner that a pin is gone. It looks when it wants space.
                 owner.check(false)?;
                 owner.stats().map(|stats| {
                     if stats.evicting > 0 || stats.nodes != 2 || stats.manager != Some(0) {

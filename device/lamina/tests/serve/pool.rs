@@ -277,7 +277,7 @@ fn one_pool_holds_caches_of_two_shapes_and_opaque_bytes_each_at_its_own_ratio() 
         assert!(String::from_utf8(table.stdout).unwrap().contains("classes of pools"));
         service.stop().unwrap();
         drop(serving);
-        // A worker that dies leaves it so, and what is put in place of something is of its own class.
+        // What is put in place of something is of a class of its own.
         fs::write(&from, &held[0].1).unwrap();
         done(&["put", &pool, "noise", &from, "--kv", "64,256"]);
         for (name, bytes) in [("narrow", &held[0].1), ("wide", &held[1].1), ("noise", &held[0].1)] {

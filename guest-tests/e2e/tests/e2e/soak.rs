@@ -1,6 +1,6 @@
-//! Four processes of the host and two guests on one pool in a device's base window, which are killed,
-//! or stopped for a while: ten minutes of it, and the guests booted, with `LAMINA_LONG`; else some
-//! seconds, and the guests' program on the host.
+//! Four processes of the host and two guests on one pool in a device's base window, which are
+//! killed, or stopped for a while: ten minutes of it, and the guests booted, with `LAMINA_LONG`;
+//! else some seconds, and the guests' program on the host.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
