@@ -188,6 +188,35 @@ def check_small(browser, lamina, folder, models):
     shown.page.close()
 
 
+def check_pools(browser, lamina, folder):
+    """A pool in files/ is shown with its classes and its nodes, as a node tells of it."""
+    with Device(lamina, folder, "--capacity", "256M", "--views-capacity", "16M", "--views", "", "--files", "64M") as device:
+        shown = Page(browser.new_page(viewport={"width": 1280, "height": 900}))
+        shown.page.goto(device.url)
+        shown.until("#state", "^up")
+        assert not shown.page.locator("#pools").is_visible()
+        pool = f"{folder}/mount/files/pool"
+        run = lambda *words, **more: subprocess.run([lamina, "pool", *words], check=True, stdout=subprocess.DEVNULL, **more)
+        run("create", pool, "--size", "32M")
+        run("put", pool, "text", input=b"x" * 1_000_000)
+        run("put", pool, "rows", "--kv", "64,32", input=b"\x12\x3f" * 500_000)
+        run("get", pool, "text")
+        os.sync()
+        # What the table holds a node counts that stays for a while.
+        serving = subprocess.Popen([lamina, "pool", "serve", pool], stdout=subprocess.DEVNULL)
+        told = shown.until("#pooled", r"files/pool: hit rate 100(\.0)? %, 1\.9\d? MiB ready, of which the device stores", 40)
+        assert re.search(r"bf16 64,32\s+976\.\d* KiB", shown.until("#pooled", "bf16 64,32")), told
+        assert re.search(r"\d, manages\s+\d+ lamina", shown.until("#pooled", "manages")), shown.text("#pooled")
+        assert shown.page.locator("#pooled .bar").count() == 2
+        shown.picture("pools")
+        serving.send_signal(signal.SIGTERM)
+        serving.wait(60)
+        os.unlink(pool)
+        shown.page.locator("#pools").wait_for(state="hidden")
+        assert not shown.errors, shown.errors
+        shown.page.close()
+
+
 def check_many(browser, lamina, folder):
     """The page is usable with many tensors, and costs the device little."""
     with Device(lamina, folder, "--capacity", "256M", "--views", "") as device:
@@ -326,6 +355,8 @@ def main():
             check_small(browser, lamina, folder, models)
         with tempfile.TemporaryDirectory() as folder:
             check_many(browser, lamina, folder)
+        with tempfile.TemporaryDirectory() as folder:
+            check_pools(browser, lamina, folder)
         with tempfile.TemporaryDirectory() as folder:
             check_report(browser, lamina, folder)
             check_planner(browser, lamina, folder)

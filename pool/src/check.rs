@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
+use crate::class::UNTOLD;
 use crate::error::PoolError;
 use crate::heap::{Owner, is_taken};
 use crate::layout::{ALLOC, PINS, SLOTS, Slot};
@@ -267,7 +268,8 @@ impl Pool {
             member.lines.invalidate(first, length)?;
             let (first, length) = member.layout.all_chunks();
             member.lines.invalidate(first, length)?;
-            member.lines.settle()?;
+            // Looking at the directory completes that.
+            let known = self.classes()?;
             let mut inner = 0;
             for chunk in 0..member.layout.geometry.chunks {
                 if !is_taken(member, chunk)? {
@@ -282,6 +284,13 @@ impl Pool {
                     || owner.run > 0 && !owner.is_sound(&member.layout, chunk)
                 {
                     found.say("a chunk that is part of nothing", member.layout.chunk_at(chunk));
+                }
+                if !known.contains(&owner.class) {
+                    found.say("a chunk of no known class", member.layout.chunk_at(chunk));
+                    if repair {
+                        Owner { class: UNTOLD, ..owner }.store(member, chunk)?;
+                        member.lines.publish(member.layout.chunk(chunk), 16)?;
+                    }
                 }
                 inner = if owner.run > 0 { owner.run } else { inner }.saturating_sub(1);
             }

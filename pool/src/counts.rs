@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
 
+use crate::class::{Class, OWN, Share};
 use crate::error::PoolError;
-use crate::heap::is_taken;
-use crate::layout::{RECORD, Slot, is_sealed, seal, word};
+use crate::heap::{Owner, is_taken};
+use crate::layout::{CLASSES, RECORD, SHARES, Slot, is_sealed, seal, word};
 use crate::member::{Member, interval};
 use crate::table::{Entry, State, tags};
 
@@ -132,35 +133,80 @@ impl Occupancy {
             taken_bytes: word(record, 6),
         })
     }
+}
 
-    /// Adds what groups hold, as this node sees them.
-    pub(crate) fn add(&mut self, member: &Member, groups: Range<u32>) -> Result<(), PoolError> {
+/// What is held, by class: bytes that are ready, and bytes of the chunks in use.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Shares([(u64, u64); CLASSES as usize]);
+
+impl Shares {
+    /// What a record says, if it checks.
+    pub(crate) fn of_record(record: &[u8; SHARES as usize]) -> Option<Self> {
+        let share = |class: usize| (word(record, 1 + 2 * class), word(record, 2 + 2 * class));
+        (is_sealed(record) && word(record, 0) != 0).then(|| Self(std::array::from_fn(share)))
+    }
+
+    /// With what a directory calls them. The pool's own is the first, and without a name.
+    pub(crate) fn of(&self, directory: &[Option<Class>]) -> Vec<Share> {
+        let named = self.0.iter().zip(directory).enumerate();
+        let shares = named.filter_map(|(number, (&(ready_bytes, taken_bytes), class))| {
+            let class = class.as_ref().map(ToString::to_string);
+            let class = if number == 0 { Some(String::new()) } else { class };
+            class.map(|class| Share { class, ready_bytes, taken_bytes })
+        });
+        shares.collect()
+    }
+
+    /// The share of the chunk in which a byte lies. What is of no known class counts as the pool's.
+    fn share(&mut self, member: &Member, at: u64) -> Result<&mut (u64, u64), PoolError> {
+        let class = match member.layout.chunk_of(at) {
+            Some(chunk) => Owner::load(member, chunk)?.class,
+            None => OWN,
+        };
+        let number = if u32::from(class.0) < CLASSES { usize::from(class.0) } else { 0 };
+        Ok(&mut self.0[number])
+    }
+
+    /// Adds the chunks in use, as this node sees them: bytes of all.
+    pub(crate) fn take(&mut self, member: &Member) -> Result<u64, PoolError> {
+        let bytes = member.layout.geometry.chunk_bytes;
+        let mut all = 0;
+        for chunk in 0..member.layout.geometry.chunks {
+            if is_taken(member, chunk)? {
+                self.share(member, member.layout.chunk_at(chunk))?.1 += bytes;
+                all += bytes;
+            }
+        }
+        Ok(all)
+    }
+
+    /// Adds what groups hold, as this node sees them, here and to what is held of any class.
+    pub(crate) fn add(
+        &mut self,
+        member: &Member,
+        all: &mut Occupancy,
+        groups: Range<u32>,
+    ) -> Result<(), PoolError> {
         for group in groups {
             for (index, tag) in tags(member, group)?.into_iter().enumerate() {
                 match tag.state() {
-                    Some(State::Reserved) => self.reserved += 1,
-                    Some(State::Block | State::Named) => self.blocks += 1,
-                    Some(State::Object) => self.objects += 1,
-                    Some(State::Evicting) => self.evicting += 1,
+                    Some(State::Reserved) => all.reserved += 1,
+                    Some(State::Block | State::Named) => all.blocks += 1,
+                    Some(State::Object) => all.objects += 1,
+                    Some(State::Evicting) => all.evicting += 1,
                     _ => {}
                 }
                 if tag.is_ready() {
                     let entry = Entry::load(member, Slot { group, index: index as u32 }, tag)?;
-                    self.ready_bytes += entry.map_or(0, |entry| entry.length);
+                    if let Some(entry) = entry {
+                        all.ready_bytes += entry.length;
+                        self.share(member, entry.at)?.0 += entry.length;
+                    }
                 }
             }
         }
         Ok(())
     }
-}
-
-/// Bytes of the chunks that are in use, as this node sees them.
-pub(crate) fn taken_bytes(member: &Member) -> Result<u64, PoolError> {
-    let mut taken = 0;
-    for chunk in 0..member.layout.geometry.chunks {
-        taken += u64::from(is_taken(member, chunk)?);
-    }
-    Ok(taken * member.layout.geometry.chunk_bytes)
 }
 
 /// What is told, and when the next is due.
@@ -174,6 +220,7 @@ pub(crate) struct Telling {
     last: [u64; 8],
     /// The census so far, and the group that is next.
     census: Occupancy,
+    shares: Shares,
     group: u32,
     taken: u64,
 }
@@ -190,7 +237,7 @@ impl Telling {
         if member.leads() {
             return self.go_on(member);
         }
-        (self.census, self.group) = (Occupancy::default(), 0);
+        (self.census, self.shares, self.group) = (Occupancy::default(), Shares::default(), 0);
         Ok(())
     }
 
@@ -227,17 +274,21 @@ impl Telling {
         let all = member.layout.geometry.groups;
         let most = (all / TURNS).max(LEAST_GROUPS);
         let last = self.group.saturating_add(most).min(all);
-        self.census.add(member, self.group..last)?;
+        self.shares.add(member, &mut self.census, self.group..last)?;
         self.group = if last < all { last } else { 0 };
         if last == all {
-            let census = std::mem::take(&mut self.census);
+            let (census, mut shares) = (std::mem::take(&mut self.census), std::mem::take(&mut self.shares));
             let Occupancy { reserved, blocks, objects, evicting, ready_bytes, .. } = census;
             self.taken += 1;
-            let taken = taken_bytes(member)?;
+            let taken = shares.take(member)?;
             let words = [self.taken, reserved, blocks, objects, evicting, ready_bytes, taken];
             put(member, member.layout.census(), &words, &mut [0; RECORD as usize])?;
-            let (first, length) = member.layout.all_bits();
-            member.lines.invalidate(first, length)?;
+            let by_class = shares.0.iter().flat_map(|(ready, taken)| [*ready, *taken]);
+            let words: Vec<_> = std::iter::once(self.taken).chain(by_class).collect();
+            put(member, member.layout.shares(), &words, &mut [0; SHARES as usize])?;
+            for (first, length) in [member.layout.all_bits(), member.layout.all_chunks()] {
+                member.lines.invalidate(first, length)?;
+            }
         }
         // What the next turn looks at.
         let next = self.group..self.group.saturating_add(most).min(all);
@@ -247,11 +298,11 @@ impl Telling {
 }
 
 /// Stores a record of these words, and whatever else it holds.
-fn put(member: &Member, at: u64, words: &[u64], record: &mut [u8; RECORD as usize]) -> Result<(), PoolError> {
+fn put(member: &Member, at: u64, words: &[u64], record: &mut [u8]) -> Result<(), PoolError> {
     for (index, word) in words.iter().enumerate() {
         record[8 * index..8 * index + 8].copy_from_slice(&word.to_le_bytes());
     }
     seal(record);
     member.lines.store(at, record)?;
-    Ok(member.lines.flush(at, RECORD)?)
+    Ok(member.lines.flush(at, record.len() as u64)?)
 }

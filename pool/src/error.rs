@@ -51,6 +51,12 @@ pub enum PoolError {
         /// The node.
         node: u32,
     },
+    /// It has as many classes as it can.
+    #[error("the pool has {most} classes besides its own, and no place for another")]
+    Classes {
+        /// How many it may have.
+        most: u32,
+    },
     /// A name or a body that is too long.
     #[error("{what} has {bytes} bytes, more than {most}")]
     TooLong {

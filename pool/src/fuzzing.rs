@@ -1,15 +1,18 @@
 //! What the fuzz target does with its input; `fuzz/` and the tests call the same function.
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
+use crate::class::Class;
+use crate::error::PoolError;
 use crate::host::Host;
 use crate::key::Chain;
-use crate::layout::{Geometry, Layout, SLOTS, SUPERBLOCK, Slot, seal};
+use crate::layout::{CLASSES, Geometry, Layout, SHARES, SLOTS, SUPERBLOCK, Slot, seal};
 use crate::mem::{CxlMem, LINE, Map, Mapped};
 use crate::overview::Overview;
 use crate::pool::Pool;
@@ -41,6 +44,10 @@ impl Host for Alone {
 
     fn patience(&self) -> u64 {
         20
+    }
+
+    fn declare(&self, _: Range<u64>, _: Option<&Class>) -> Result<(), PoolError> {
+        Ok(())
     }
 
     fn is_gone(&self, _: u32, _: u32) -> bool {
@@ -81,6 +88,9 @@ pub fn use_all(memory: &Arc<Mapped>) {
     let _ = pool.get("a");
     let _ = pool.put("a", &[1; 300]);
     let _ = pool.store(key, &[&[2; 700]]);
+    if let Ok(class) = Class::new("bf16", Some("64,32")) {
+        let _ = pool.of(&class).and_then(|of| of.put("d", &[4; 900]));
+    }
     let _ = pool.read(&key);
     let _ = pool.read_parts(&key, &mut [(5, &mut [0; 9])]);
     let _ = pool.prefix(&[key]);
@@ -99,7 +109,7 @@ pub fn use_all(memory: &Arc<Mapped>) {
 /// Contents of a pool's memory, and then everything that can be done with it. Bits of the first
 /// byte say what they are: the memory itself, or stores into a good pool, each a word's number (2
 /// bytes) and the word; and whose checks are mended, because no fuzzer finds its way past them:
-/// the superblock's, the intents', the entries'.
+/// the superblock's, the intents', the entries', the classes'.
 ///
 /// # Panics
 /// When a promise is broken.
@@ -135,6 +145,10 @@ pub fn pool(data: &[u8]) {
         let entries =
             (0..slots).map(|slot| Slot { group: (slot / SLOTS) as u32, index: (slot % SLOTS) as u32 });
         entries.for_each(|slot| mend(layout.entry(slot), LINE));
+    }
+    if how & 16 == 16 {
+        (0..CLASSES as u8).for_each(|class| mend(layout.class(class), LINE));
+        mend(layout.shares(), SHARES);
     }
     let began = Instant::now();
     use_all(&memory);

@@ -1,4 +1,4 @@
-//! A node's heap: chunks of the pool, each carved into places of one size.
+//! A node's heap: chunks of the pool, each of one class and carved into places of one size.
 //!
 //! Which chunks are in use stands in the pool's bitmap, whose they are beside it. Which places of a
 //! chunk are free only its node knows, in its own memory: whoever recovers the node finds out again,
@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 
+use crate::class::{self, ClassId, UNTOLD};
 use crate::error::PoolError;
 use crate::layout::{ALLOC, Layout};
 use crate::member::{Member, locked};
@@ -23,12 +24,13 @@ pub(crate) struct Heap {
 #[derive(Debug, Default)]
 struct State {
     chunks: BTreeMap<u32, Chunk>,
-    /// Chunks with free places, by size.
-    open: BTreeMap<u64, BTreeSet<u32>>,
+    /// Chunks with free places, by class and size.
+    open: BTreeMap<(ClassId, u64), BTreeSet<u32>>,
 }
 
 #[derive(Debug)]
 struct Chunk {
+    class: ClassId,
     size: u64,
     run: u32,
     free: Vec<u32>,
@@ -40,6 +42,8 @@ struct Chunk {
 pub(crate) struct Owner {
     pub(crate) node: u32,
     pub(crate) incarnation: u32,
+    /// What the device was told its bytes are.
+    pub(crate) class: ClassId,
     /// Chunks of its run, zero for those behind the first.
     pub(crate) run: u32,
     pub(crate) size: u64,
@@ -68,14 +72,16 @@ impl Owner {
         Ok(Self {
             node: (word >> 56) as u32,
             incarnation: (word >> 32) as u32 & 0xff_ffff,
-            run: word as u32,
+            class: ClassId((word >> 24) as u8),
+            run: word as u32 & 0xff_ffff,
             size,
         })
     }
 
     pub(crate) fn store(&self, member: &Member, chunk: u32) -> Result<(), PoolError> {
         let at = member.layout.chunk(chunk);
-        let word = u64::from(self.node) << 56 | u64::from(self.incarnation) << 32 | u64::from(self.run);
+        let whose = u64::from(self.node) << 56 | u64::from(self.incarnation) << 32;
+        let word = whose | u64::from(self.class.0) << 24 | u64::from(self.run);
         member.lines.set(at, word)?;
         member.lines.set(at + 8, self.size)?;
         Ok(())
@@ -125,23 +131,23 @@ impl Heap {
         layout.chunk_of(at).is_some_and(|chunk| locked(&self.state).chunks.contains_key(&chunk))
     }
 
-    /// A place for so many bytes, of the chunks that the node has.
-    pub(crate) fn take(&self, layout: &Layout, size: u64) -> Option<u64> {
+    /// A place for so many bytes of a class, of the chunks that the node has.
+    pub(crate) fn take(&self, layout: &Layout, class: ClassId, size: u64) -> Option<u64> {
         let mut state = locked(&self.state);
-        let number = *state.open.get(&size)?.first()?;
+        let number = *state.open.get(&(class, size))?.first()?;
         let chunk = state.chunks.get_mut(&number)?;
         let place = chunk.free.pop()?;
         chunk.is_free[place as usize] = false;
         if chunk.free.is_empty()
-            && let Some(open) = state.open.get_mut(&size)
+            && let Some(open) = state.open.get_mut(&(class, size))
         {
             open.remove(&number);
         }
         Some(layout.chunk_at(number) + u64::from(place) * size)
     }
 
-    /// Takes chunks from the pool for places of a size. Whether there were any.
-    pub(crate) fn grow(&self, member: &Member, size: u64) -> Result<bool, PoolError> {
+    /// Takes chunks from the pool for places of a class and size. Whether there were any.
+    pub(crate) fn grow(&self, member: &Member, class: ClassId, size: u64) -> Result<bool, PoolError> {
         let layout = &member.layout;
         let Ok(run) = u32::try_from(size.div_ceil(layout.geometry.chunk_bytes)) else { return Ok(false) };
         let held = member.acquire(ALLOC)?;
@@ -160,27 +166,43 @@ impl Heap {
         // First whose they are, which means nothing yet, then that they are taken.
         let last = layout.chunk(chunk + run - 1) + 16;
         member.lines.consume(layout.chunk(chunk), last - layout.chunk(chunk))?;
-        for (index, chunk) in (chunk..chunk + run).enumerate() {
-            let run = if index == 0 { run } else { 0 };
-            let owner = Owner { node: member.node, incarnation: member.incarnation, run, size };
-            owner.store(member, chunk)?;
+        let mut others = Vec::new();
+        for chunk in chunk..chunk + run {
+            if Owner::load(member, chunk)?.class != class {
+                others.push(chunk);
+            }
         }
-        member.lines.publish(layout.chunk(chunk), last - layout.chunk(chunk))?;
+        let owned = |class| {
+            (chunk..chunk + run).enumerate().try_for_each(|(index, chunk)| {
+                let run = if index == 0 { run } else { 0 };
+                let (node, incarnation) = (member.node, member.incarnation);
+                Owner { node, incarnation, class, run, size }.store(member, chunk)
+            })?;
+            Ok::<_, PoolError>(member.lines.publish(layout.chunk(chunk), last - layout.chunk(chunk))?)
+        };
+        if !others.is_empty() {
+            // Whoever dies from here on leaves chunks of which nobody believes what they are.
+            owned(UNTOLD)?;
+            class::tell(member, class, &others)?;
+        }
+        owned(class)?;
         mark(member, chunk, run, true)?;
-        self.add(layout, chunk, run, size, &BTreeSet::new());
+        let owner = Owner { node: member.node, incarnation: member.incarnation, class, run, size };
+        self.add(layout, chunk, owner, &BTreeSet::new());
         held.release()?;
         Ok(true)
     }
 
-    fn add(&self, layout: &Layout, chunk: u32, run: u32, size: u64, used: &BTreeSet<u32>) {
+    fn add(&self, layout: &Layout, chunk: u32, owner: Owner, used: &BTreeSet<u32>) {
+        let Owner { class, run, size, .. } = owner;
         let many = places(size, layout.geometry.chunk_bytes);
         let is_free: Vec<bool> = (0..many).map(|place| !used.contains(&place)).collect();
         let free: Vec<u32> = (0..many).rev().filter(|place| is_free[*place as usize]).collect();
         let mut state = locked(&self.state);
         if !free.is_empty() {
-            state.open.entry(size).or_default().insert(chunk);
+            state.open.entry((class, size)).or_default().insert(chunk);
         }
-        state.chunks.insert(chunk, Chunk { size, run, free, is_free });
+        state.chunks.insert(chunk, Chunk { class, size, run, free, is_free });
     }
 
     /// Takes a dead node's chunk over, with the places that are in use. One with none is given to
@@ -201,20 +223,21 @@ impl Heap {
                 Owner { node: member.node, incarnation: member.incarnation, ..Owner::load(member, chunk)? };
             own.store(member, chunk)?;
         }
-        let first = member.layout.chunk(chunk);
-        member.lines.publish(first, u64::from(owner.run) * 16)?;
-        self.add(&member.layout, chunk, owner.run, owner.size, used);
+        // Giving the lock back completes it, and nobody asks whose a chunk is before the dead node
+        // is said to be recovered.
+        member.lines.flush(member.layout.chunk(chunk), u64::from(owner.run) * 16)?;
+        self.add(&member.layout, chunk, owner, used);
         Ok(())
     }
 
-    /// Gives a place back. An empty chunk goes to the pool if there are other places of its size, or
-    /// it is a run.
+    /// Gives a place back. An empty chunk goes to the pool if there are other places of its class
+    /// and size, or it is a run.
     pub(crate) fn give(&self, member: &Member, at: u64) -> Result<(), PoolError> {
         let Some(number) = member.layout.chunk_of(at) else { return Ok(()) };
         let mut state = locked(&self.state);
-        let others = |state: &State, size| state.open.get(&size).is_some_and(|open| open.len() > 1);
+        let others = |state: &State, kind| state.open.get(&kind).is_some_and(|open| open.len() > 1);
         let Some(chunk) = state.chunks.get_mut(&number) else { return Ok(()) };
-        let (size, run) = (chunk.size, chunk.run);
+        let (kind, size, run) = ((chunk.class, chunk.size), chunk.size, chunk.run);
         let place = ((at - member.layout.chunk_at(number)) / size) as u32;
         match chunk.is_free.get_mut(place as usize) {
             Some(free) if !*free => *free = true,
@@ -222,9 +245,9 @@ impl Heap {
         }
         chunk.free.push(place);
         let empty = chunk.free.len() == chunk.is_free.len();
-        state.open.entry(size).or_default().insert(number);
+        state.open.entry(kind).or_default().insert(number);
         let is_run = size >= member.layout.geometry.chunk_bytes;
-        if empty && (is_run || others(&state, size)) {
+        if empty && (is_run || others(&state, kind)) {
             Self::forget(&mut state, number);
             drop(state);
             return Self::give_chunk(member, number, run);
@@ -256,7 +279,7 @@ impl Heap {
 
     fn forget(state: &mut State, number: u32) {
         if let Some(chunk) = state.chunks.remove(&number)
-            && let Some(open) = state.open.get_mut(&chunk.size)
+            && let Some(open) = state.open.get_mut(&(chunk.class, chunk.size))
         {
             open.remove(&number);
         }

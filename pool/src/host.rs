@@ -1,5 +1,10 @@
 //! What a pool needs of the machine around it: a clock, patience, and who is certainly dead.
 
+use std::ops::Range;
+
+use crate::class::Class;
+use crate::error::PoolError;
+
 /// The machine around a node.
 pub trait Host: Send + Sync {
     /// A clock in milliseconds. Only differences matter, and only to this node.
@@ -14,6 +19,11 @@ pub trait Host: Send + Sync {
     /// Milliseconds after which a wait fails.
     fn patience(&self) -> u64;
 
+    /// Whether this node may manage: who cannot find out that others are dead leaves it to who can.
+    fn may_manage(&self) -> bool {
+        true
+    }
+
     /// Whether a node is certainly dead, so that nothing of it can come any more.
     fn is_gone(&self, node: u32, incarnation: u32) -> bool;
 
@@ -21,6 +31,17 @@ pub trait Host: Send + Sync {
     fn name(&self, node: u32) -> String {
         let _ = node;
         String::new()
+    }
+
+    /// Tells the device what the bytes of a range of the memory are, which nobody uses: of `None`
+    /// what the pool's own are. Of an empty range it only says whether that can be.
+    ///
+    /// # Errors
+    /// [`PoolError::Declare`]. Without a device that can be told, of every class but the own.
+    fn declare(&self, range: Range<u64>, class: Option<&Class>) -> Result<(), PoolError> {
+        let _ = range;
+        let no = |class| PoolError::Declare(format!("{class} is for a device, and here is none to be told"));
+        class.map_or(Ok(()), |class| Err(no(class)))
     }
 
     /// Takes a node's access away, for good. When this returns `true`, none of its stores can reach

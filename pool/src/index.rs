@@ -168,9 +168,20 @@ impl Index for ServedIndex {
         if length > 0 && !pool.member.layout.holds(at, length) {
             return Err(PoolError::Damaged { what: "a server's answer", at });
         }
-        let crc = self.fill(at, pieces)?;
-        let (answer, _) = self.ask(server::COMMIT, &server::words(&[slot, tag, crc.into()]), &[])?;
-        pool.member.alive()?;
+        let committed = self.fill(at, pieces).and_then(|crc| {
+            let (answer, _) = self.ask(server::COMMIT, &server::words(&[slot, tag, crc.into()]), &[])?;
+            pool.member.alive()?;
+            Ok(answer)
+        });
+        let answer = match committed {
+            Ok(answer) => answer,
+            Err(why) => {
+                // Nobody else could store the key. If this fails too, the node is dead or nobody
+                // serves: then it is given back with the node, or by the next store of it.
+                let _ = self.ask(server::ABORT, &server::words(&[slot, tag]), &[]);
+                return Err(why);
+            }
+        };
         // What is refused is gone again already: committed before a server died, and evicted since.
         let stored = answer == ANSWERED;
         if stored {

@@ -11,6 +11,8 @@
 //! | server | one: who serves the index | the holder of lock 0 |
 //! | census | two lines: what the table holds | the manager |
 //! | counts | node, two lines: what it did | that node |
+//! | classes | class: what its bytes are | the holder of lock 0, once |
+//! | shares | five lines: what is held by class | the manager |
 //! | doorbells | node, 512 locks | that node |
 //! | requests | lock and node | that node |
 //! | grants | lock | the manager; in coherent memory who takes and releases it |
@@ -29,8 +31,9 @@ use crate::mem::{LINE, Lines};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"LAMIPOOL");
 /// 2: slots may hold named blocks, of which programs of version 1 know nothing. 3: nodes tell what
-/// they count, and there may be a server of the index.
-const VERSION: u64 = 3;
+/// they count, and there may be a server of the index. 4: a chunk has a class, which is said in the
+/// word that says whose it is.
+const VERSION: u64 = 4;
 pub(crate) const SUPERBLOCK: u64 = 2 * LINE;
 /// Slots of a group.
 pub(crate) const SLOTS: u64 = 8;
@@ -43,6 +46,10 @@ pub(crate) const PINS: usize = (HAZARD_LINES * 8) as usize;
 pub(crate) const BODY_BYTES: u64 = 16 * LINE;
 /// Bytes of a record of counts.
 pub(crate) const RECORD: u64 = 2 * LINE;
+/// Classes that a pool has, its own among them.
+pub(crate) const CLASSES: u32 = 16;
+/// Bytes of the record of what is held by class.
+pub(crate) const SHARES: u64 = 5 * LINE;
 const RING_LINES: u64 = 8;
 /// What a ring holds.
 pub(crate) const RING: u64 = RING_LINES * 8;
@@ -113,6 +120,8 @@ pub(crate) struct Layout {
     server: u64,
     census: u64,
     counts: u64,
+    classes: u64,
+    shares: u64,
     doorbells: u64,
     doorbell_lines: u64,
     requests: u64,
@@ -139,7 +148,7 @@ impl Layout {
         if stripes == 0 || stripes > 4096 || groups < stripes || groups > 1 << 28 {
             return bad(&format!("{stripes} stripes for {groups} groups"));
         }
-        if chunks == 0 || chunks > 1 << 24 {
+        if chunks == 0 || chunks >= 1 << 24 {
             return bad(&format!("{chunks} chunks"));
         }
         if !chunk_bytes.is_power_of_two() || !(4 << 10..=1 << 30).contains(&chunk_bytes) {
@@ -161,6 +170,8 @@ impl Layout {
         let server = area(1);
         let census = area(RECORD / LINE);
         let counts = area(nodes * RECORD / LINE);
+        let classes = area(u64::from(CLASSES));
+        let shares = area(SHARES / LINE);
         let doorbells = area(nodes * doorbell_lines);
         let requests = area(nodes * locks_wide);
         let grants = area(locks_wide);
@@ -182,6 +193,8 @@ impl Layout {
             server,
             census,
             counts,
+            classes,
+            shares,
             doorbells,
             doorbell_lines,
             requests,
@@ -235,6 +248,16 @@ impl Layout {
     /// What a node counted.
     pub(crate) fn counts(&self, node: u32) -> u64 {
         self.counts + u64::from(node) * RECORD
+    }
+
+    /// What a class is.
+    pub(crate) fn class(&self, class: u8) -> u64 {
+        self.classes + u64::from(class) * LINE
+    }
+
+    /// What is held by class.
+    pub(crate) fn shares(&self) -> u64 {
+        self.shares
     }
 
     /// Everything that tells who is attached and what was counted: from the superblock on.
@@ -522,7 +545,7 @@ mod tests {
             Geometry { stripes: 9, ..good.clone() },
             Geometry { groups: u32::MAX, ..good.clone() },
             Geometry { chunks: 0, ..good.clone() },
-            Geometry { chunks: u32::MAX, ..good.clone() },
+            Geometry { chunks: 1 << 24, ..good.clone() },
             Geometry { chunk_bytes: 5000, ..good.clone() },
             Geometry { chunk_bytes: 1 << 40, ..good.clone() },
         ] {

@@ -23,10 +23,12 @@
 #![allow(clippy::cast_possible_truncation)]
 
 mod check;
+mod class;
 mod counts;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod guests;
 mod heap;
 mod host;
 pub mod hosts;
@@ -45,9 +47,12 @@ mod prefix;
 mod recovery;
 mod server;
 mod service;
+#[doc(hidden)]
+pub mod soak;
 mod table;
 
 pub use check::{Problem, Report};
+pub use class::{Class, Classed, Share};
 pub use counts::{NodeCounts, Occupancy};
 pub use error::PoolError;
 pub use host::Host;

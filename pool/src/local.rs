@@ -18,6 +18,7 @@ use nix::libc;
 use nix::unistd::{Whence, lseek};
 use rustix::fs::{XattrFlags, fsetxattr, fstatfs};
 
+use crate::class::Class;
 use crate::error::PoolError;
 use crate::host::Host;
 use crate::layout::Geometry;
@@ -31,12 +32,15 @@ const MAKER: i64 = FIRST - 1;
 const TIMEOUT: u64 = 2_000;
 const PATIENCE: u64 = 60_000;
 
+/// Who tells the device what a range of the file is; of `None` what the file is.
+pub type Tell = dyn Fn(Range<u64>, Option<&Class>) -> Result<(), PoolError> + Send + Sync;
+
 /// Processes of one host.
-#[derive(Debug)]
 pub struct Processes {
     file: File,
     node: u32,
     began: Instant,
+    tell: Option<Box<Tell>>,
 }
 
 fn byte(kind: libc::c_int, at: i64) -> libc::flock {
@@ -60,7 +64,7 @@ impl Processes {
         let range = wanted.map_or(0..nodes, |node| node..node.saturating_add(1).min(nodes));
         for node in range {
             if fcntl(&file, FcntlArg::F_OFD_SETLK(&byte(libc::F_WRLCK, FIRST + i64::from(node)))).is_ok() {
-                return Ok(Self { file, node, began: Instant::now() });
+                return Ok(Self { file, node, began: Instant::now(), tell: None });
             }
         }
         Err(match wanted {
@@ -99,6 +103,12 @@ impl Host for Processes {
     fn name(&self, _: u32) -> String {
         let program = fs::read_to_string("/proc/self/comm").unwrap_or_default();
         format!("{} {}", std::process::id(), program.trim_end())
+    }
+
+    fn declare(&self, range: Range<u64>, class: Option<&Class>) -> Result<(), PoolError> {
+        self.tell
+            .as_ref()
+            .map_or_else(|| tell_class(&self.file, range.clone(), class), |tell| tell(range.clone(), class))
     }
 
     fn is_gone(&self, node: u32, _: u32) -> bool {
@@ -222,6 +232,10 @@ pub fn create_declared(
         file.set_len(bytes).map_err(fail)?;
     }
     declare(geometry.data()?)?;
+    if is_of_mount(&file) {
+        // What a pool that was there before had said of its chunks. Only files in `files/` have it.
+        let _ = tell_class(&file, geometry.data()?, None);
+    }
     let memory = Mapped::new(Map::new(&file, path, None)?);
     Pool::create(Arc::new(memory), geometry)?;
     mark(&file);
@@ -231,11 +245,29 @@ pub fn create_declared(
 /// Tells the device that a file of its mount is a pool, so that who watches the device sees it.
 /// Elsewhere nobody looks.
 fn mark(file: &File) {
-    const FUSE: i64 = 0x6573_5546;
-    if fstatfs(file).is_ok_and(|found| found.f_type == FUSE) {
+    if is_of_mount(file) {
         // A window has no attributes, and is looked at anyway.
         let _ = fsetxattr(file, "user.lamina.pool", b"1", XattrFlags::empty());
     }
+}
+
+fn is_of_mount(file: &File) -> bool {
+    const FUSE: i64 = 0x6573_5546;
+    fstatfs(file).is_ok_and(|found| found.f_type == FUSE)
+}
+
+/// Tells the device in whose mount a file is what a range of it is; none is what the file is.
+fn tell_class(file: &File, range: Range<u64>, class: Option<&Class>) -> Result<(), PoolError> {
+    if !is_of_mount(file) {
+        return class.map_or(Ok(()), |class| {
+            let why = "objects have a class of their own in a mount only, where a device codes them";
+            Err(PoolError::Declare(format!("{class}: {why}")))
+        });
+    }
+    let class = class.map(|class| format!(" {class}")).unwrap_or_default();
+    let said = format!("{}+{}{class}", range.start, range.end - range.start);
+    fsetxattr(file, "user.lamina.class", said.as_bytes(), XattrFlags::empty())
+        .map_err(|why| PoolError::Declare(format!("bytes {said}: {why}")))
 }
 
 /// How large a pool in a file is: as the file, or `bytes` if it is empty or not there.
@@ -286,9 +318,23 @@ impl Pool {
     /// # Errors
     /// [`PoolError::File`], [`PoolError::NoPool`], [`PoolError::Nodes`].
     pub fn open(path: &Path) -> Result<Self, PoolError> {
+        Self::open_as(path, None)
+    }
+
+    /// [`Pool::open`], where `tell` tells the device what chunks are. Otherwise an attribute of the
+    /// file does, which files in `files/` of a mount have, and no other.
+    ///
+    /// # Errors
+    /// As [`Pool::open`].
+    pub fn open_telling(path: &Path, tell: Box<Tell>) -> Result<Self, PoolError> {
+        Self::open_as(path, Some(tell))
+    }
+
+    fn open_as(path: &Path, tell: Option<Box<Tell>>) -> Result<Self, PoolError> {
         let memory = memory(path)?;
         let geometry = Self::geometry(memory.clone())?;
-        let host = Processes::claim(open_file(path)?, geometry.nodes, None)?;
+        let mut host = Processes::claim(open_file(path)?, geometry.nodes, None)?;
+        host.tell = tell;
         let node = host.node();
         Self::attach(memory, Arc::new(host), node)
     }

@@ -209,7 +209,7 @@ impl Member {
             return Ok(());
         }
         watch.next = now + interval(&*self.host);
-        if !self.leads() {
+        if !self.leads() && self.host.may_manage() {
             self.succeed(&mut watch)?;
         }
         if self.leads() {

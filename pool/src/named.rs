@@ -3,6 +3,7 @@
 
 use crc_fast::{CrcAlgorithm, Digest};
 
+use crate::class::Classed;
 use crate::error::PoolError;
 use crate::key::Key;
 use crate::member::Wait;
@@ -76,7 +77,7 @@ impl Pool {
         length: u64,
         fill: impl FnOnce(&mut Reservation<'_>) -> Result<(), PoolError>,
     ) -> Result<(), PoolError> {
-        self.store_named(name, State::Object, length, fill).map(|_| ())
+        self.own().put_from(name, length, fill)
     }
 
     /// Stores a block under a name, unless that is there. Whether this call did. If another is
@@ -90,13 +91,62 @@ impl Pool {
         length: u64,
         fill: impl FnOnce(&mut Reservation<'_>) -> Result<(), PoolError>,
     ) -> Result<bool, PoolError> {
-        self.store_named(name, State::Named, length, fill)
+        self.own().keep_from(name, length, fill)
     }
 
     /// [`Pool::store`] of `length` bytes that `fill` appends.
     ///
     /// # Errors
     /// As [`Pool::store`]; what `fill` gives.
+    pub fn store_from(
+        &self,
+        key: Key,
+        length: u64,
+        fill: impl FnOnce(&mut Reservation<'_>) -> Result<(), PoolError>,
+    ) -> Result<bool, PoolError> {
+        self.own().store_from(key, length, fill)
+    }
+}
+
+impl Classed<'_> {
+    /// [`Pool::put`].
+    ///
+    /// # Errors
+    /// As that; [`PoolError::Declare`].
+    pub fn put(&self, name: &str, bytes: &[u8]) -> Result<(), PoolError> {
+        self.put_from(name, bytes.len() as u64, |reservation| reservation.append(bytes))
+    }
+
+    /// [`Pool::put_from`].
+    ///
+    /// # Errors
+    /// As that; [`PoolError::Declare`].
+    pub fn put_from(
+        &self,
+        name: &str,
+        length: u64,
+        fill: impl FnOnce(&mut Reservation<'_>) -> Result<(), PoolError>,
+    ) -> Result<(), PoolError> {
+        self.store_named(name, State::Object, length, fill).map(|_| ())
+    }
+
+    /// [`Pool::keep_from`].
+    ///
+    /// # Errors
+    /// As that; [`PoolError::Declare`].
+    pub fn keep_from(
+        &self,
+        name: &str,
+        length: u64,
+        fill: impl FnOnce(&mut Reservation<'_>) -> Result<(), PoolError>,
+    ) -> Result<bool, PoolError> {
+        self.store_named(name, State::Named, length, fill)
+    }
+
+    /// [`Pool::store_from`].
+    ///
+    /// # Errors
+    /// As that; [`PoolError::Declare`].
     pub fn store_from(
         &self,
         key: Key,
@@ -122,7 +172,7 @@ impl Pool {
         }
         let mut wait = Wait::default();
         loop {
-            match self.reserve_as(Key::of_name(name), name, kind, length)? {
+            match self.pool.reserve_as(self.class, Key::of_name(name), name, kind, length)? {
                 Reserved::Yours(mut reservation) => {
                     fill(&mut reservation)?;
                     reservation.commit()?;
@@ -131,8 +181,8 @@ impl Pool {
                 Reserved::Ready if kind.is_block() => return Ok(false),
                 // Another is storing it.
                 Reserved::Ready | Reserved::Busy => {
-                    self.serve()?;
-                    self.member.wait(&mut wait, "another that stores the same object")?;
+                    self.pool.serve()?;
+                    self.pool.member.wait(&mut wait, "another that stores the same object")?;
                 }
             }
         }

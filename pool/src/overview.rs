@@ -6,9 +6,10 @@
 
 use serde::Serialize;
 
-use crate::counts::{NodeCounts, Occupancy};
+use crate::class::{Share, directory};
+use crate::counts::{NodeCounts, Occupancy, Shares};
 use crate::error::PoolError;
-use crate::layout::{Layout, RECORD, SLOTS, SUPERBLOCK, word};
+use crate::layout::{Layout, RECORD, SHARES, SLOTS, SUPERBLOCK, word};
 use crate::member::attached;
 use crate::pool::Pool;
 
@@ -27,6 +28,8 @@ pub struct Overview {
     pub occupancy: Option<Occupancy>,
     /// What was done, by node.
     pub nodes: Vec<NodeCounts>,
+    /// What the manager counted last, by class; the pool's own first.
+    pub classes: Vec<Share>,
 }
 
 /// A node that is attached.
@@ -67,6 +70,8 @@ impl Overview {
             record.copy_from_slice(&told[at as usize..(at + RECORD) as usize]);
             record
         };
+        let mut shares = [0; SHARES as usize];
+        shares.copy_from_slice(&told[layout.shares() as usize..(layout.shares() + SHARES) as usize]);
         let manager = at(layout.manager());
         let nodes = 0..layout.geometry.nodes;
         let attached = nodes.clone().filter_map(|node| {
@@ -82,6 +87,7 @@ impl Overview {
             nodes: nodes
                 .filter_map(|node| NodeCounts::of_record(node, &record(layout.counts(node))))
                 .collect(),
+            classes: Shares::of_record(&shares).unwrap_or_default().of(&directory(told, layout.class(0))),
         }
     }
 }

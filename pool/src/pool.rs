@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use serde::Serialize;
 
-use crate::counts::{Counts, NodeCounts, Occupancy, Telling, taken_bytes};
+use crate::class::{self, ClassId, Share};
+use crate::counts::{Counts, NodeCounts, Occupancy, Shares, Telling};
 use crate::error::PoolError;
 use crate::heap::{Heap, size_for};
 use crate::host::Host;
@@ -87,6 +88,8 @@ pub struct Stats {
     pub lock_waits: u64,
     /// What all nodes did since the pool was made, of each number those who had it together.
     pub by_node: Vec<NodeCounts>,
+    /// What is held, by class; the pool's own first.
+    pub by_class: Vec<Share>,
 }
 
 /// An object of a pool, or a block that has a name.
@@ -96,6 +99,10 @@ pub struct Object {
     pub name: String,
     /// Its bytes.
     pub bytes: u64,
+    /// Where they lie in the memory.
+    pub at: u64,
+    /// The class of their chunk, as it is written; empty for the pool's own.
+    pub class: String,
 }
 
 impl Pool {
@@ -211,6 +218,7 @@ impl Pool {
     /// # Errors
     /// [`PoolError::Fenced`].
     pub fn list(&self) -> Result<Vec<Object>, PoolError> {
+        let directory = self.directory()?;
         let mut found = Vec::new();
         for group in 0..self.member.layout.geometry.groups {
             self.member.lines.consume(self.member.layout.tags(group), LINE)?;
@@ -222,7 +230,9 @@ impl Pool {
                 if let Some(pin) = self.pins.pin(&self.member, slot, tag)?
                     && let Some(name) = self.name(&pin.entry)?
                 {
-                    found.push(Object { name, bytes: pin.entry.length });
+                    let Entry { at, length, .. } = pin.entry;
+                    let class = class::written(&self.member, &directory, at)?;
+                    found.push(Object { name, bytes: length, at, class });
                 }
             }
         }
@@ -327,8 +337,8 @@ impl Pool {
         Ok(())
     }
 
-    /// A place for so many bytes, by evicting if need be.
-    pub(crate) fn allocate(&self, length: u64) -> Result<u64, PoolError> {
+    /// A place for so many bytes of a class, by evicting if need be.
+    pub(crate) fn allocate(&self, class: ClassId, length: u64) -> Result<u64, PoolError> {
         let full = PoolError::Full { bytes: length };
         let layout = &self.member.layout;
         let Some(size) = size_for(length, layout.geometry.chunk_bytes) else { return Err(full) };
@@ -338,10 +348,10 @@ impl Pool {
         let mut wait = Wait::default();
         // Each turn evicts something, waits for another node, or is the last.
         for turn in 0..layout.geometry.groups.saturating_mul(SLOTS as u32).max(4096) {
-            if let Some(at) = self.heap.take(layout, size) {
+            if let Some(at) = self.heap.take(layout, class, size) {
                 return Ok(at);
             }
-            if self.heap.grow(&self.member, size)?
+            if self.heap.grow(&self.member, class, size)?
                 || drain(&self.member, &self.heap)?
                 || self.heap.shrink(&self.member)?
                 || sweep(&self.member, &self.heap)?
@@ -445,15 +455,17 @@ impl Pool {
             lock_waits: self.member.waits.load(Ordering::Relaxed),
             ..Stats::default()
         };
-        let mut occupancy = Occupancy::default();
+        let (mut occupancy, mut shares) = (Occupancy::default(), Shares::default());
+        let (chunks, many) = layout.all_chunks();
+        self.member.lines.consume(chunks, many)?;
         for group in 0..layout.geometry.groups {
             let (first, length) = layout.groups(&(group..group + 1));
             self.member.lines.consume(first, length)?;
-            occupancy.add(&self.member, group..group + 1)?;
+            shares.add(&self.member, &mut occupancy, group..group + 1)?;
         }
         let (first, length) = layout.all_bits();
         self.member.lines.consume(first, length)?;
-        occupancy.taken_bytes = taken_bytes(&self.member)?;
+        occupancy.taken_bytes = shares.take(&self.member)?;
         let Occupancy { reserved, blocks, objects, evicting, ready_bytes, taken_bytes } = occupancy;
         (stats.reserved, stats.blocks, stats.objects, stats.evicting) = (reserved, blocks, objects, evicting);
         (stats.ready_bytes, stats.taken_bytes) = (ready_bytes, taken_bytes);
@@ -462,6 +474,7 @@ impl Pool {
         stats.manager = members.iter().find(|(_, _, leads)| *leads).map(|(node, ..)| *node);
         locked(&self.telling).tell(&self.member, &self.counts)?;
         stats.by_node = self.overview()?.nodes;
+        stats.by_class = shares.of(&self.directory()?);
         self.member.alive()?;
         Ok(stats)
     }

@@ -7,6 +7,7 @@
 
 use crc_fast::{CrcAlgorithm, Digest};
 
+use crate::class::{ClassId, Classed, OWN};
 use crate::counts::Counts;
 use crate::error::PoolError;
 use crate::key::Key;
@@ -68,7 +69,7 @@ impl Pool {
     /// # Errors
     /// [`PoolError::Full`], [`PoolError::Fenced`].
     pub fn reserve(&self, key: Key, length: u64) -> Result<Reserved<'_>, PoolError> {
-        self.reserve_as(key, "", State::Block, length)
+        self.own().reserve(key, length)
     }
 
     /// Reserves a block that `writer`, a node's number and incarnation, will store: the place is
@@ -79,13 +80,14 @@ impl Pool {
         key: Key,
         length: u64,
     ) -> Result<Reserved<'_>, PoolError> {
-        self.reserve_by(writer, key, "", State::Block, length)
+        self.reserve_by(writer, OWN, key, "", State::Block, length)
     }
 
-    /// Reserves a place for `length` bytes. Of a block it is in vain if the key is ready; an object
-    /// takes the place of what has its key.
+    /// Reserves a place for `length` bytes of a class. Of a block it is in vain if the key is ready;
+    /// an object takes the place of what has its key.
     pub(crate) fn reserve_as(
         &self,
+        class: ClassId,
         key: Key,
         name: &str,
         kind: State,
@@ -93,7 +95,7 @@ impl Pool {
     ) -> Result<Reserved<'_>, PoolError> {
         let Some(storing) = self.storing(key) else { return Ok(Reserved::Busy) };
         let own = (self.member.node, self.member.incarnation);
-        let mut reserved = self.reserve_by(own, key, name, kind, length)?;
+        let mut reserved = self.reserve_by(own, class, key, name, kind, length)?;
         if let Reserved::Yours(reservation) = &mut reserved {
             reservation.storing = Some(storing);
         }
@@ -103,6 +105,7 @@ impl Pool {
     fn reserve_by(
         &self,
         (writer, incarnation): (u32, u32),
+        class: ClassId,
         key: Key,
         name: &str,
         kind: State,
@@ -123,10 +126,10 @@ impl Pool {
             name_length: name.len() as u32,
         };
         if length > 0 {
-            entry.at = self.allocate(length)?;
+            entry.at = self.allocate(class, length)?;
         }
         if !name.is_empty() {
-            entry.name_at = match self.allocate(name.len() as u64) {
+            entry.name_at = match self.allocate(OWN, name.len() as u64) {
                 Ok(at) => at,
                 Err(why) => {
                     entry.name_length = 0;
@@ -225,10 +228,7 @@ impl Pool {
     /// # Errors
     /// [`PoolError::Full`], [`PoolError::Fenced`].
     pub fn store(&self, key: Key, pieces: &[&[u8]]) -> Result<bool, PoolError> {
-        let length = pieces.iter().map(|piece| piece.len() as u64).sum();
-        self.store_from(key, length, |reservation| {
-            pieces.iter().try_for_each(|piece| reservation.append(piece))
-        })
+        self.own().store(key, pieces)
     }
 
     /// What `writer` has reserved, if it still has.
@@ -403,6 +403,27 @@ impl Pool {
     }
 }
 
+impl<'p> Classed<'p> {
+    /// [`Pool::reserve`].
+    ///
+    /// # Errors
+    /// As that; [`PoolError::Declare`].
+    pub fn reserve(&self, key: Key, length: u64) -> Result<Reserved<'p>, PoolError> {
+        self.pool.reserve_as(self.class, key, "", State::Block, length)
+    }
+
+    /// [`Pool::store`].
+    ///
+    /// # Errors
+    /// As that; [`PoolError::Declare`].
+    pub fn store(&self, key: Key, pieces: &[&[u8]]) -> Result<bool, PoolError> {
+        let length = pieces.iter().map(|piece| piece.len() as u64).sum();
+        self.store_from(key, length, |reservation| {
+            pieces.iter().try_for_each(|piece| reservation.append(piece))
+        })
+    }
+}
+
 impl Reservation<'_> {
     /// Appends bytes: the pieces of a block, in their order.
     ///
@@ -493,6 +514,12 @@ impl Reservation<'_> {
             }
         }
         Ok(None)
+    }
+
+    /// Gives it back, and says if that cannot be done.
+    pub(crate) fn abort(mut self) -> Result<(), PoolError> {
+        self.open = false;
+        self.give_up()
     }
 
     fn give_up(&mut self) -> Result<(), PoolError> {

@@ -12,12 +12,13 @@ use crate::prefix::Reserved;
 use crate::table::{State, Tag, find};
 
 /// What is asked: how many of some blocks are there, where one is, for a place, that it be ready,
-/// that it be removed.
+/// that it be removed, that a place be given back.
 pub(crate) const PREFIX: u16 = 1;
 pub(crate) const FIND: u16 = 2;
 pub(crate) const RESERVE: u16 = 3;
 pub(crate) const COMMIT: u16 = 4;
 pub(crate) const REMOVE: u16 = 5;
+pub(crate) const ABORT: u16 = 6;
 
 /// What is answered.
 pub(crate) const ANSWERED: u16 = 0;
@@ -141,6 +142,15 @@ impl IndexServer {
                 // It is asked again if a server died: perhaps that one had done it.
                 let now = Tag(pool.member.lines.fresh(pool.member.layout.tag(slot))?);
                 nothing(if now == tag.with(State::Block) { ANSWERED } else { REFUSED })
+            }
+            (ABORT, _) => {
+                let (slot, tag) = (word(request.body, 0), Tag(word(request.body, 1)));
+                let Some(slot) = pool.member.layout.slot(slot) else { return nothing(REFUSED) };
+                // What is not there any more was given back, or committed: done once in any case.
+                if let Some(reservation) = pool.reserved_by(writer, slot, tag)? {
+                    reservation.abort()?;
+                }
+                nothing(ANSWERED)
             }
             (REMOVE, Some(key)) => match pool.remove(&key) {
                 Ok(true) => nothing(READY),

@@ -46,6 +46,8 @@ from ._declare import Declaration
 __all__ = ["Object", "Pool", "PoolFull", "create", "keys", "open"]
 
 Path = str | os.PathLike[str]
+#: Rows of a KV cache: channels of a row, and tokens of a window.
+Rows = tuple[int, int]
 
 #: Bytes of a file that is made for a pool.
 SIZE = 256 << 20
@@ -80,16 +82,20 @@ class Pool:
         """The number of this process among those that are attached."""
         return self._inner.node
 
-    def put(self, name: str, data: Any) -> None:
-        """Stores an object, in place of one of that name. Others see the old bytes or the new. It is never evicted."""
-        self._inner.put(name, bytes_of(data))
+    def put(self, name: str, data: Any, *, format: str | None = None, kv: Rows | None = None) -> None:
+        """Stores an object, in place of one of that name. Others see the old bytes or the new. It is never evicted.
 
-    def keep(self, name: str, data: Any) -> bool:
+        In ``files/`` of a mount, ``format`` and ``kv`` say what it is, if that is other than what the pool was made
+        with: it lies among others of that class, which the device codes so.
+        """
+        self._inner.put(name, bytes_of(data), _class(format, kv))
+
+    def keep(self, name: str, data: Any, *, format: str | None = None, kv: Rows | None = None) -> bool:
         """Stores something that may be evicted, unless the name is there. Whether this call did.
 
-        If another is storing it, this waits for the end of that.
+        If another is storing it, this waits for the end of that. ``format`` and ``kv`` are as of :meth:`put`.
         """
-        return self._inner.keep(name, bytes_of(data))
+        return self._inner.keep(name, bytes_of(data), _class(format, kv))
 
     def get(self, name: str) -> bytes | None:
         """The bytes of what has this name; none if there is nothing."""
@@ -120,9 +126,14 @@ class Pool:
     def __iter__(self) -> Iterator[str]:
         return iter([name for name, _ in self._inner.list()])
 
-    def store(self, key: bytes, pieces: Sequence[Any]) -> bool:
-        """Stores a block, gathered from pieces, unless it is there or another stores it. Whether this call did."""
-        return self._inner.store(key, [bytes_of(piece) for piece in pieces])
+    def store(
+        self, key: bytes, pieces: Sequence[Any], *, format: str | None = None, kv: Rows | None = None
+    ) -> bool:
+        """Stores a block, gathered from pieces, unless it is there or another stores it. Whether this call did.
+
+        ``format`` and ``kv`` are as of :meth:`put`.
+        """
+        return self._inner.store(key, [bytes_of(piece) for piece in pieces], _class(format, kv))
 
     def read(self, key: bytes) -> bytes | None:
         """A block's bytes; none if it is not there."""
@@ -261,6 +272,10 @@ def create(
     """
     declare = None if format is None and kv is None else Declaration(path, format, kv)
     return Pool(_lamina.Pool.create(path, _parsed(size), nodes, declare, force=force), path)
+
+
+def _class(format: str | None, kv: Rows | None) -> tuple[str, Rows | None] | None:
+    return None if format is None and kv is None else (format or "bf16", kv)
 
 
 def _parsed(size: int | str) -> int:

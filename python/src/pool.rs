@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lamina_pool::{Chain, Geometry, Held, Key, PoolError, Report, Reservation, Service, local};
+use lamina_pool::{Chain, Class, Geometry, Held, Key, PoolError, Report, Reservation, Service, local};
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyBytes};
 
 use crate::buffer::{Bytes, Memory};
@@ -318,6 +318,15 @@ fn key_of(key: &[u8]) -> PyResult<Key> {
     Ok(Key(key))
 }
 
+/// A class, as Python says it: a format, and perhaps channels and window.
+type Said = (String, Option<(u32, u32)>);
+
+fn class_of(said: Option<Said>) -> PyResult<Option<Class>> {
+    let Some((format, kv)) = said else { return Ok(None) };
+    let kv = kv.map(|(channels, window)| format!("{channels},{window}"));
+    Ok(Some(Class::new(&format, kv.as_deref()).map_err(Refused::from)?))
+}
+
 /// A node of a pool.
 #[pyclass(frozen, module = "lamina._lamina")]
 pub(crate) struct Pool {
@@ -414,20 +423,32 @@ impl Pool {
     }
 
     /// Stores an object, in place of one of that name.
-    fn put(&self, py: Python<'_>, name: &str, data: &Bound<'_, PyAny>) -> PyResult<()> {
+    #[pyo3(signature = (name, data, class=None))]
+    fn put(&self, py: Python<'_>, name: &str, data: &Bound<'_, PyAny>, class: Option<Said>) -> PyResult<()> {
+        let class = class_of(class)?;
         let data = Bytes::of(data)?;
         let memory = data.memory();
         self.with(py, |pool| {
-            Ok(pool.put_from(name, memory.len() as u64, |reservation| append(reservation, &[memory]))?)
+            let classed = pool.of(class.as_ref())?;
+            Ok(classed.put_from(name, memory.len() as u64, |reservation| append(reservation, &[memory]))?)
         })
     }
 
     /// Stores a block under a name, unless that is there. Whether this call did.
-    fn keep(&self, py: Python<'_>, name: &str, data: &Bound<'_, PyAny>) -> PyResult<bool> {
+    #[pyo3(signature = (name, data, class=None))]
+    fn keep(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        data: &Bound<'_, PyAny>,
+        class: Option<Said>,
+    ) -> PyResult<bool> {
+        let class = class_of(class)?;
         let data = Bytes::of(data)?;
         let memory = data.memory();
         self.with(py, |pool| {
-            Ok(pool.keep_from(name, memory.len() as u64, |reservation| append(reservation, &[memory]))?)
+            let classed = pool.of(class.as_ref())?;
+            Ok(classed.keep_from(name, memory.len() as u64, |reservation| append(reservation, &[memory]))?)
         })
     }
 
@@ -463,12 +484,21 @@ impl Pool {
     }
 
     /// Stores a block of pieces, unless it is there or another stores it. Whether this call did.
-    fn store(&self, py: Python<'_>, key: &[u8], pieces: Vec<Bound<'_, PyAny>>) -> PyResult<bool> {
+    #[pyo3(signature = (key, pieces, class=None))]
+    fn store(
+        &self,
+        py: Python<'_>,
+        key: &[u8],
+        pieces: Vec<Bound<'_, PyAny>>,
+        class: Option<Said>,
+    ) -> PyResult<bool> {
+        let class = class_of(class)?;
         let key = key_of(key)?;
         let pieces = pieces.iter().map(Bytes::of).collect::<PyResult<Vec<_>>>()?;
         let memories: Vec<_> = pieces.iter().map(Bytes::memory).collect();
         self.with(py, |pool| {
-            Ok(pool.store_from(key, total(&memories), |reservation| append(reservation, &memories))?)
+            let classed = pool.of(class.as_ref())?;
+            Ok(classed.store_from(key, total(&memories), |reservation| append(reservation, &memories))?)
         })
     }
 

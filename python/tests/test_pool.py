@@ -638,6 +638,38 @@ def test_a_pool_in_a_mount_is_coded_as_it_says(mounted):
         create(mounted / "views", kv=(32, 256))
 
 
+def test_a_pool_in_a_mount_holds_what_is_of_several_classes(mounted):
+    path, chunks = mounted / "files" / "classes", list(real_cache())
+    noise = np.random.default_rng(5).bytes(3 << 20)
+    # The same cache once as rows of two layers.
+    wide = [np.ascontiguousarray(chunk.reshape(-1, 2, *chunk.shape[-2:]).swapaxes(1, 2)) for chunk in chunks]
+    with create(path, size="64M") as pool:
+        for number, chunk in enumerate(chunks):
+            assert pool.keep(f"narrow {number}", chunk, kv=(32, 256))
+            pool.put(f"wide {number}", wide[number], format="bf16", kv=(64, 256))
+        pool.put("noise", noise)
+        (key,) = keys("classes", range(16))
+        assert pool.store(key, [chunks[0], chunks[1]], kv=(32, 256))
+        with pytest.raises(lamina.LaminaError, match="bf17"):
+            pool.put("wrong", b"x", format="bf17")
+        with pytest.raises(lamina.LaminaError, match="0,256"):
+            pool.put("wrong", b"x", kv=(0, 256))
+        stored_bytes(path)
+        for number, chunk in enumerate(chunks):
+            assert pool.get(f"narrow {number}") == chunk.tobytes() and pool.get(f"wide {number}") == wide[number].tobytes()
+        assert pool.get("noise") == noise and pool.read(key) == chunks[0].tobytes() + chunks[1].tobytes()
+        shares = {share["class"]: share["ready_bytes"] for share in pool.stat()["by_class"]}
+        whole = sum(chunk.nbytes for chunk in chunks)
+        assert shares == {"": len(noise), "bf16 32,256": whole + chunks[0].nbytes + chunks[1].nbytes, "bf16 64,256": whole}
+        assert holds(pool)["ready"] == 2 * len(chunks) + 2
+
+
+def test_a_class_wants_a_device(pool):
+    with pytest.raises(lamina.LaminaError, match="in a mount only"):
+        pool.put("a", b"x", kv=(32, 256))
+    pool.put("a", b"x")
+
+
 def test_a_pool_in_the_base_window_is_a_tensor_where_its_objects_are(program, tmp_path):
     where, chunks = tmp_path / "mounted", list(real_cache())
     base = where / "base"

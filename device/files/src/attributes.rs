@@ -6,6 +6,7 @@
 
 use super::class::{Class, FORMAT, KV, LOSSY};
 use super::error::FileError;
+use super::parts::PART;
 use super::state::{Change, Meta, Time};
 use super::{Caller, Files, now};
 
@@ -169,6 +170,9 @@ impl Files {
         }
         if [STORED, RATIO].contains(&name) {
             return Err(FileError::NotPermitted { what: "what is stored is not set" });
+        }
+        if name == PART {
+            return self.set_class(caller, inode, value);
         }
         if name.len() > MAX_ATTRIBUTE_NAME {
             return Err(FileError::TooLong { length: name.len(), most: MAX_ATTRIBUTE_NAME });

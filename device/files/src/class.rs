@@ -66,6 +66,26 @@ impl Class {
         Self::new(|name| node.attributes.get(name).map(Vec::as_slice)).unwrap_or(Self::OPAQUE)
     }
 
+    /// A format, and behind it a layout, as a part of a file is said to be: `bf16 1024,128`. What
+    /// is kept with loss is a whole file.
+    pub(crate) fn of_text(text: &str) -> Result<Self, FileError> {
+        let (format, kv) = text.split_once(' ').map_or((text, None), |(format, kv)| (format, Some(kv)));
+        let class = Self::new(|name| match name {
+            FORMAT => Some(format.as_bytes()),
+            KV => kv.map(str::as_bytes),
+            _ => None,
+        })?;
+        class.without_loss()
+    }
+
+    /// Refuses what is kept with loss.
+    pub(crate) fn without_loss(self) -> Result<Self, FileError> {
+        if self.kv.is_some_and(|kv| kv.lossy.is_some()) {
+            return Err(FileError::Invalid { what: "a part of a file is not kept with loss" });
+        }
+        Ok(self)
+    }
+
     pub(crate) fn format(&self) -> Format {
         self.format
     }
@@ -138,6 +158,11 @@ mod tests {
             &[(KV, "64,64"), (LOSSY, "kivi")],
         ] {
             assert_eq!(class(refused).unwrap_err().errno(), libc::EINVAL);
+        }
+        assert_eq!(Class::of_text("bf16 1024,64").unwrap(), kv);
+        assert_eq!(Class::of_text("bf16").unwrap(), bf16);
+        for refused in ["", "bf17", "bf16 ", "bf16 1024 64", "bf16 1024,64,lossy=packkv"] {
+            assert_eq!(Class::of_text(refused).unwrap_err().errno(), libc::EINVAL, "{refused}");
         }
     }
 }

@@ -11,6 +11,7 @@ use lamina_device::device::DeviceError;
 use super::class::Class;
 use super::error::FileError;
 use super::extents::Piece;
+use super::parts::cuts;
 use super::state::{Change, Meta};
 use super::{Caller, Core, Files, now, space};
 
@@ -184,8 +185,9 @@ impl Files {
             if from < end
                 && let Some(alone) = gate.try_write_arc()
             {
-                freed.extend(held(&node.extents.pieces(&(from..end))));
-                changes.push(Change::Cut { inode, at: from, length: end - from });
+                let (cut, free) = cuts(core, inode, &(from..end))?;
+                freed.extend(free);
+                changes.extend(cut);
                 gates.push(alone);
             }
         }
@@ -252,8 +254,9 @@ impl Files {
             let from = size.next_multiple_of(Class::of(node).unit());
             let (end, _) = node.extents.end();
             if from < end {
-                freed = held(&node.extents.pieces(&(from..end)));
-                changes.push(Change::Cut { inode, at: from, length: end - from });
+                let (cut, free) = cuts(&core, inode, &(from..end))?;
+                freed = free;
+                changes.extend(cut);
             }
         }
         self.commit(&mut core, changes, Caller::default(), size <= before)?;
@@ -287,21 +290,18 @@ impl Files {
             }
             let unit = Class::of(node).unit();
             let whole = range.start.next_multiple_of(unit)..range.end / unit * unit;
-            let (mut freed, mut rest) = (Vec::new(), node.extents.pieces(&range));
+            let mut freed = Vec::new();
             if whole.start < whole.end {
-                freed = held(&node.extents.pieces(&whole));
-                rest = node.extents.pieces(&(range.start..whole.start));
-                rest.extend(node.extents.pieces(&(whole.end..range.end)));
-            }
-            if !freed.is_empty() {
-                let length = whole.end - whole.start;
-                let cut = Change::Cut { inode, at: whole.start, length };
-                // One piece that becomes two takes more room for good.
-                let splits = node.extents.splits(&whole);
-                self.commit(&mut core, vec![cut], Caller::default(), !splits)?;
+                let (cut, free) = cuts(&core, inode, &whole)?;
+                if !free.is_empty() {
+                    // One piece that becomes two takes more room for good.
+                    let splits = cut.len() > 1 || core.state.file(inode)?.extents.splits(&whole);
+                    self.commit(&mut core, cut, Caller::default(), !splits)?;
+                }
+                freed = free;
             }
             core.live(inode).modified = Some(now());
-            (freed, rest)
+            (freed, core.state.file(inode)?.extents.pieces(&range))
         };
         self.free_alone(freed);
         for range in held(&rest) {
@@ -389,8 +389,7 @@ impl Files {
         }
         let mut stored = 0;
         for (slab, range) in places {
-            let view = self.device.view_of(&slab, "full")?;
-            stored += self.device.stored_of(&view, range)?;
+            stored += space::stored(&self.device, &slab, range)?;
         }
         Ok(stored)
     }
@@ -460,7 +459,7 @@ impl Files {
     }
 
     /// Copies a piece of a file to where it is to lie.
-    fn copy(&self, piece: &Piece, to: &super::extents::Extents) -> Result<(), DeviceError> {
+    pub(crate) fn copy(&self, piece: &Piece, to: &super::extents::Extents) -> Result<(), DeviceError> {
         let Some(from) = piece.dpa else { return Ok(()) };
         let mut bytes = vec![0; index(PIECE)];
         let end = from + piece.length;
@@ -490,7 +489,7 @@ impl Files {
 }
 
 /// Where pieces lie that lie somewhere.
-fn held(pieces: &[Piece]) -> Vec<Range<u64>> {
+pub(crate) fn held(pieces: &[Piece]) -> Vec<Range<u64>> {
     pieces.iter().filter_map(|piece| piece.dpa.map(|dpa| dpa..dpa + piece.length)).collect()
 }
 

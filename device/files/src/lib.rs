@@ -3,7 +3,7 @@
 //! * [`state`] knows inodes, names, extents and attributes. It is memory, and what the changes in
 //!   the [log](log) make of nothing.
 //! * What files hold lies in the base window, in [slabs](space) of one [class] each: in a slab of
-//!   bf16 the device codes bf16. A file's attributes say its class.
+//!   bf16 the device codes bf16. A file's attributes say its class, and [parts] may be of others.
 //! * Who serves the files answers the kernel; this crate knows nothing of it but the numbers of its
 //!   errors.
 //!
@@ -27,6 +27,7 @@ mod error;
 mod extents;
 mod log;
 mod names;
+mod parts;
 mod record;
 mod space;
 mod state;

@@ -20,6 +20,7 @@ use lamina_device::tensor::{TensorError, TensorSpec};
 
 use super::class::Class;
 use super::error::FileError;
+use super::extents::Piece;
 
 /// What the names of all tensors of the file system begin with. No model can be called so.
 const NAMES: &str = "/.lamina/files/";
@@ -333,6 +334,43 @@ impl Space {
     }
 }
 
+impl Space {
+    /// Whether a place lies in slabs of this class alone.
+    pub(crate) fn is_of(&self, class: &Class, range: &Range<u64>) -> bool {
+        self.classes_of(range).iter().all(|(of, _)| of == class)
+    }
+
+    /// The classes of a range, and which part of it each is of.
+    pub(crate) fn classes_of(&self, range: &Range<u64>) -> Vec<(Class, Range<u64>)> {
+        let parts = self.parts(range).into_iter().filter_map(|part| {
+            let slab = self.slabs.iter().find(|slab| slab.range.contains(&part.start))?;
+            Some((slab.class, part))
+        });
+        parts.collect()
+    }
+
+    /// What of some pieces comes out even with their slabs' units, which alone may be given to
+    /// others. Of slabs of `own` all of it: the caller saw to that.
+    pub(crate) fn whole(&self, own: &Class, pieces: &[Piece]) -> Vec<Piece> {
+        let mut found = Vec::new();
+        for Piece { at, length, dpa } in pieces {
+            let Some(dpa) = *dpa else { continue };
+            for part in self.parts(&(dpa..dpa + length)) {
+                let Some(slab) = self.slabs.iter().find(|slab| slab.range.contains(&part.start)) else {
+                    continue;
+                };
+                let unit = if slab.class == *own { 1 } else { slab.class.unit() };
+                let first = slab.range.start + (part.start - slab.range.start).next_multiple_of(unit);
+                let last = part.end - (part.end - slab.range.start) % unit;
+                if first < last {
+                    found.push(Piece { at: at + (first - dpa), length: last - first, dpa: Some(first) });
+                }
+            }
+        }
+        found
+    }
+}
+
 /// Discards a range of the device, if it holds anything.
 pub(crate) fn discard(device: &Device, range: &Range<u64>) -> Result<(), DeviceError> {
     let mut at = range.start;
@@ -345,6 +383,12 @@ pub(crate) fn discard(device: &Device, range: &Range<u64>) -> Result<(), DeviceE
         }
     }
     Ok(())
+}
+
+/// Bytes that are stored of a range of a slab.
+pub(crate) fn stored(device: &Device, slab: &str, range: Range<u64>) -> Result<u64, FileError> {
+    let view = device.view_of(slab, "full")?;
+    Ok(device.stored_of(&view, range)?)
 }
 
 /// A place for a tensor in which nothing is stored.

@@ -96,6 +96,7 @@ enum Step {
     Punch { file: usize, at: u64, length: u64 },
     Allocate { file: usize, at: u64, length: u64, grows: bool },
     Format { file: usize, which: usize },
+    Part { file: usize, block: u64, blocks: u64, which: usize },
     Open { file: usize },
     Close { file: usize },
     Again { first: bool },
@@ -122,6 +123,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (file.clone(), at, 1..50_000_u64, any::<bool>())
             .prop_map(|(file, at, length, grows)| Step::Allocate { file, at, length, grows }),
         1 => (file.clone(), 0..4_usize).prop_map(|(file, which)| Step::Format { file, which }),
+        2 => (file.clone(), 0..24_u64, 0..40_u64, 0..4_usize)
+            .prop_map(|(file, block, blocks, which)| Step::Part { file, block, blocks, which }),
         2 => file.clone().prop_map(|file| Step::Open { file }),
         2 => file.prop_map(|file| Step::Close { file }),
         1 => any::<bool>().prop_map(|first| Step::Again { first }),
@@ -264,6 +267,16 @@ fn go(files: &mut Files, device: &Arc<Device>, model: &mut Model, step: &Step) -
                 _ => files
                     .set_attribute(Caller::default(), inode, b"user.lamina.format", b"bf16", None)
                     .unwrap(),
+            }
+        }
+        Step::Part { file, block, blocks, which } => {
+            let Some(inode) = pick(model, file) else { return Ok(()) };
+            let class = ["", " bf16", " fp16 64,32", " bf16 48,100"][which];
+            let part = format!("{}+{}{class}", block * 4096, blocks * 4096);
+            match files.set_attribute(Caller::default(), inode, b"user.lamina.class", part.as_bytes(), None) {
+                // Of a file whose units are larger, or behind its end.
+                Ok(()) | Err(FileError::Invalid { .. } | FileError::TooLarge { .. }) => {}
+                Err(why) => prop_assert!(false, "{part}: {why}"),
             }
         }
         Step::Open { file } => {
@@ -699,6 +712,95 @@ fn a_file_is_coded_as_its_attributes_say() {
         files.remove_attribute(Caller::default(), inside, b"user.no").unwrap_err().errno(),
         libc::ENODATA
     );
+}
+
+/// Bytes of two KV caches of other rows, which code well as what they are, and of none.
+fn rows(seed: u64, channels: u64, bytes: u64) -> Vec<u8> {
+    let of = |at: u64| {
+        let (row, channel) = (at / channels, at % channels);
+        let low = (row * 7 + seed + channel * channel * 31) % 5;
+        [u8::try_from(low).unwrap() + u8::try_from(channel % 251).unwrap() / 2, 0x3e]
+    };
+    (0..bytes / 2).flat_map(of).collect()
+}
+
+#[test]
+fn parts_of_a_file_are_coded_as_is_said_of_them() {
+    const PART: u64 = 1 << 20;
+    let device = device();
+    let held = [rows(1, 64, PART), rows(2, 512, PART), bytes(3, 1 << 20)].concat();
+    let classes = ["bf16 64,64", "bf16 512,32", ""];
+    let say = |files: &Files, inode, part: &str| {
+        files.set_attribute(Caller::default(), inode, b"user.lamina.class", part.as_bytes(), None)
+    };
+    let mut first = files(&device, true);
+    // Said before anything is stored there, and after.
+    for (name, before) in [("a", true), ("b", false)] {
+        let inode = file(&first, name);
+        first.allocate(inode, &(0..3 * PART), true).unwrap();
+        let say_all = |files: &Files| {
+            for (number, class) in classes.iter().enumerate().take(2) {
+                say(files, inode, &format!("{}+{PART} {class}", number as u64 * PART)).unwrap();
+            }
+        };
+        if before {
+            say_all(&first);
+        }
+        first.write(inode, 0, &held, false).unwrap();
+        if !before {
+            let opaque = first.stored(inode).unwrap();
+            say_all(&first);
+            assert!(first.stored(inode).unwrap() < opaque * 3 / 4, "it codes nothing better");
+        }
+        first.sync(inode).unwrap();
+        assert!(contents(&first, inode) == held);
+        let stored = first.stored_by_class(inode, &classes).unwrap();
+        assert_eq!(stored.iter().sum::<u64>(), first.stored(inode).unwrap());
+        assert!(stored[0] < PART / 2 && stored[1] < PART / 2 && stored[2] > PART / 2, "{stored:?}");
+        // Each as what the other is takes more, or as much.
+        for (part, other) in [(0, 1), (1, 0)] {
+            say(&first, inode, &format!("{}+{PART} {}", part * PART, classes[other])).unwrap();
+        }
+        let swapped = first.stored_by_class(inode, &classes).unwrap();
+        assert!(swapped[0] + swapped[1] > stored[0] + stored[1], "{swapped:?} {stored:?}");
+        assert!(contents(&first, inode) == held);
+        say_all(&first);
+        assert_eq!(first.stored_by_class(inode, &classes).unwrap(), stored);
+        // It is so for whoever serves the mount next.
+        drop(first);
+        first = super::tests::files(&device, true);
+        assert!(contents(&first, inode) == held);
+        assert_eq!(first.stored_by_class(inode, &classes).unwrap(), stored);
+        // What is zeros by a hole is the file's own again, and all of it if that is said.
+        first.punch(inode, &(0..PART)).unwrap();
+        first.write(inode, 0, &held[..1 << 20], false).unwrap();
+        assert!(contents(&first, inode) == held);
+        assert_eq!(first.stored_by_class(inode, &classes[..1]).unwrap(), [0]);
+        say(&first, inode, &format!("0+{}", 3 * PART)).unwrap();
+        assert_eq!(first.stored_by_class(inode, &classes[1..2]).unwrap(), [0]);
+        assert!(contents(&first, inode) == held);
+        for (said, number) in [
+            ("", libc::EINVAL),
+            ("0", libc::EINVAL),
+            ("0+4096 bf17", libc::EINVAL),
+            ("0+4096 bf16 64,64,lossy=packkv", libc::EINVAL),
+            ("1+4096 bf16", libc::EINVAL),
+            ("0+4097 bf16", libc::EINVAL),
+            ("18446744073709551615+4096 bf16", libc::EFBIG),
+            ("3145728+4096 bf16", libc::EFBIG),
+            // Only whether it could be.
+            ("0+0 bf16 64,64", 0),
+        ] {
+            let said = say(&first, inode, said).map_or_else(|why| why.errno(), |()| 0);
+            assert_eq!(said, number);
+        }
+        first
+            .set_attribute(Caller::default(), inode, b"user.lamina.kv", b"64,64,lossy=packkv", None)
+            .unwrap();
+        assert_eq!(say(&first, inode, "0+131072 bf16").unwrap_err().errno(), libc::EINVAL);
+        first.remove(Caller::default(), ROOT, name.as_bytes(), false).unwrap();
+    }
+    assert_eq!(first.extent().free, LIMIT);
 }
 
 #[test]

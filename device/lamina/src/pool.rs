@@ -66,6 +66,8 @@ pub(crate) enum PoolCommand {
         name: String,
         /// What it shall hold; standard input if it is not given.
         from: Option<PathBuf>,
+        #[command(flatten)]
+        holds: Holds,
         /// Print JSON.
         #[arg(long)]
         json: bool,
@@ -142,7 +144,7 @@ pub(crate) struct PoolAt {
 
 /// Does something as a node of its own, and leaves.
 fn with<T>(file: &Path, work: impl FnOnce(&Pool) -> anyhow::Result<T>) -> anyhow::Result<T> {
-    let pool = Pool::open(file).with_context(|| file.display().to_string())?;
+    let pool = holds::open(file).with_context(|| file.display().to_string())?;
     let done = work(&pool);
     pool.leave()?;
     done
@@ -199,6 +201,10 @@ fn print_stats(stats: &Stats) -> anyhow::Result<()> {
     print_line!("{objects} objects and {blocks} blocks of {ready_bytes} bytes")?;
     print_line!("{} of {} slots are reserved, {} evicting", stats.reserved, stats.slots, stats.evicting)?;
     print_line!("{} nodes are attached besides this one", stats.nodes.saturating_sub(1))?;
+    for share in stats.by_class.iter().filter(|_| stats.by_class.len() > 1) {
+        let class = if share.class.is_empty() { "the pool's own class" } else { &share.class };
+        print_line!("{class}: {} bytes ready, {} taken", share.ready_bytes, share.taken_bytes)?;
+    }
     let titles = ["node", "host", "hits", "misses", "stores", "evictions", "lock waits", "recoveries"];
     let mut table = new_table(&titles, 2);
     for node in &stats.by_node {
@@ -245,7 +251,9 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
                 return told(&objects);
             }
             for object in objects {
-                print_line!("{:>14}  {}", object.bytes, object.name)?;
+                let class =
+                    if object.class.is_empty() { String::new() } else { format!("  ({})", object.class) };
+                print_line!("{:>14}  {}{class}", object.bytes, object.name)?;
             }
         }
         PoolCommand::Stat(at) => {
@@ -255,13 +263,14 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
             }
             print_stats(&stats)?;
         }
-        PoolCommand::Put { file, name, from, json } => {
+        PoolCommand::Put { file, name, from, holds, json } => {
             let mut content = Vec::new();
             match from {
                 Some(from) => content = fs::read(&from).with_context(|| from.display().to_string())?,
                 None => drop(std::io::stdin().read_to_end(&mut content)?),
             }
-            with(&file, |pool| Ok(pool.put(&name, &content)?))?;
+            let class = holds.class()?;
+            with(&file, |pool| Ok(pool.of(class.as_ref())?.put(&name, &content)?))?;
             if json {
                 return told(&json!({ "name": name, "bytes": content.len() }));
             }

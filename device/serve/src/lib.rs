@@ -69,7 +69,7 @@ pub use ivshmem::IvshmemServer;
 pub use metrics::sections;
 pub use models::Models;
 pub use mount_point::{MountPoint, abort_mount};
-pub use pools::{PoolNodeReport, PoolReport, PoolsReport};
+pub use pools::{PoolClassReport, PoolNodeReport, PoolReport, PoolsReport};
 pub use private_dir::PrivateDir;
 pub use shmem::ShmemServer;
 pub use socket::claim;

@@ -31,6 +31,7 @@ pub fn sections() -> impl Iterator<Item = &'static Section> {
         &super::files::SECTION,
         &super::cold_pages::SECTION,
         &super::pools::SECTION,
+        &super::pools::CLASSES,
         &super::pools::NODES,
     ];
     SECTIONS.iter().chain(others)

@@ -134,6 +134,29 @@ figures! {
     }
 }
 
+figures! {
+    /// What is told of a class of a pool's chunks.
+    pub struct PoolClassReport {
+        reported {
+            /// The pool's file, below the mount.
+            pool: String;
+            /// The class: a format, and perhaps a layout; `own` is what the file is.
+            class: String;
+        }
+        figures {
+            /// Bytes of the objects and blocks that are ready.
+            ready_bytes: u64 = Gauge "ready" Bytes;
+            /// Bytes of the chunks that its nodes took.
+            taken_bytes: u64 = Gauge "taken" Bytes;
+            /// Bytes that the device stores of the parts of this class of a file in `files/`; the
+            /// pool's tables are of its own.
+            device_bytes: Option<u64> = Gauge "device" Bytes;
+            /// Ready bytes by those that the device stores.
+            ratio: Option<f64> = Gauge "ratio" Ratio;
+        }
+    }
+}
+
 /// The figures of pools.
 pub(super) const SECTION: Section = Section {
     title: "pools",
@@ -143,6 +166,17 @@ pub(super) const SECTION: Section = Section {
     prefix: "pool_",
     of: "",
     figures: PoolReport::FIGURES,
+};
+
+/// The figures of their classes.
+pub(super) const CLASSES: Section = Section {
+    title: "classes of pools",
+    scope: Scope::Device,
+    places: &[Place::list("/pool_classes")],
+    labels: &[("pool", "pool"), ("class", "class")],
+    prefix: "pool_class_",
+    of: "",
+    figures: PoolClassReport::FIGURES,
 };
 
 /// The figures of their nodes.
@@ -221,11 +255,35 @@ impl PoolNodeReport {
     }
 }
 
+impl PoolClassReport {
+    /// What a pool tells of its classes, of which the device stores so much each.
+    pub(super) fn of<'o>(
+        name: &str,
+        overview: &'o Overview,
+        stored: &'o [u64],
+    ) -> impl Iterator<Item = Self> + use<'o> {
+        let pool = name.to_owned();
+        overview.classes.iter().enumerate().map(move |(number, share)| {
+            let device_bytes = stored.get(number).copied();
+            Self {
+                pool: pool.clone(),
+                class: if share.class.is_empty() { "own".to_owned() } else { share.class.clone() },
+                ready_bytes: share.ready_bytes,
+                taken_bytes: share.taken_bytes,
+                device_bytes,
+                ratio: device_bytes.and_then(|stored| part(share.ready_bytes, stored)),
+            }
+        })
+    }
+}
+
 /// What was found of all pools.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct PoolsReport {
     /// Each pool, by its file.
     pub pools: Vec<PoolReport>,
+    /// Their classes.
+    pub pool_classes: Vec<PoolClassReport>,
     /// Their nodes.
     pub pool_nodes: Vec<PoolNodeReport>,
 }
@@ -289,7 +347,7 @@ impl Pools {
             // All hosts of a region have the same.
             for export in exports.iter().filter(|export| regions.insert(export.partition().name())) {
                 if let Some((name, overview)) = of_export(mount, export) {
-                    found.add(&name, &overview, Some(export.partition().stored_bytes()));
+                    found.add(&name, &overview, Some(export.partition().stored_bytes()), &[]);
                 }
             }
             if let Some(files) = files {
@@ -303,7 +361,8 @@ impl Pools {
                         stored.push((file.inode, Stored::default()));
                         stored.len() - 1
                     });
-                    found.add(&name.to_string_lossy(), &overview, stored[known].1.of(files, file.inode));
+                    let (bytes, by_class) = stored[known].1.of(files, file.inode, &overview);
+                    found.add(&name.to_string_lossy(), &overview, bytes, by_class);
                 }
             }
             let mut state = self.state.lock();
@@ -314,8 +373,9 @@ impl Pools {
 }
 
 impl PoolsReport {
-    fn add(&mut self, name: &str, overview: &Overview, device_bytes: Option<u64>) {
+    fn add(&mut self, name: &str, overview: &Overview, device_bytes: Option<u64>, by_class: &[u64]) {
         self.pools.push(PoolReport::of(name, overview, device_bytes));
+        self.pool_classes.extend(PoolClassReport::of(name, overview, by_class));
         self.pool_nodes.extend(PoolNodeReport::of(name, overview));
     }
 }
@@ -324,18 +384,21 @@ impl PoolsReport {
 #[derive(Default)]
 struct Stored {
     bytes: Option<u64>,
+    by_class: Vec<u64>,
     /// When it is counted next.
     due: Option<Instant>,
 }
 
 impl Stored {
-    fn of(&mut self, files: &Files, inode: u64) -> Option<u64> {
+    fn of(&mut self, files: &Files, inode: u64, overview: &Overview) -> (Option<u64>, &[u64]) {
         let began = Instant::now();
         if self.due.is_none_or(|due| due <= began) {
             self.bytes = files.stored(inode).ok();
+            let classes: Vec<_> = overview.classes.iter().map(|share| share.class.as_str()).collect();
+            self.by_class = files.stored_by_class(inode, &classes).unwrap_or_default();
             self.due = Some(Instant::now() + began.elapsed() * SELDOM);
         }
-        self.bytes
+        (self.bytes, &self.by_class)
     }
 }
 

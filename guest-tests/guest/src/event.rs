@@ -129,6 +129,19 @@ pub enum Event {
         /// Calls on the region's memory.
         calls: Calls,
     },
+    /// What was done on a pool that the host's processes have too, so far.
+    Soaked {
+        /// The node's number.
+        node: u32,
+        /// Turns in all.
+        turns: u64,
+        /// Blocks and objects stored.
+        stored: u64,
+        /// Those that were read, and were whole.
+        read: u64,
+        /// Those that were removed.
+        removed: u64,
+    },
     /// The device's counters when everything had been read once: what its control port answers to
     /// `stats`.
     Counters {

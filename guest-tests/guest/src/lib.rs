@@ -20,6 +20,7 @@ mod plan;
 mod ram;
 mod report;
 mod rotate;
+mod soak;
 mod steps;
 
 pub use decode::{DecodePlan, DecodeRun, Task};
@@ -31,4 +32,5 @@ pub use plan::{AttachBench, DiskPlaces, Plan, WarmBench, WritePlan};
 pub use ram::{Heat, ProcessPlan, RamPlan, SwapPlan, Tier};
 pub use report::{REPORT_PORT, Report};
 pub use rotate::{rotate, rotation, unit};
+pub use soak::SoakPlan;
 pub use steps::run;

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
-use crate::{DecodePlan, HandoffPlan, MessagePlan, RamPlan, SwapPlan};
+use crate::{DecodePlan, HandoffPlan, MessagePlan, RamPlan, SoakPlan, SwapPlan};
 
 /// The steps of a run. Everything is optional: an empty object reads every tensor in every view.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,6 +28,8 @@ pub struct Plan {
     pub messages: Vec<MessagePlan>,
     /// Compute a prompt's KV cache for another host, or go on with it.
     pub handoff: Option<HandoffPlan>,
+    /// Work on a pool that the host's processes have too.
+    pub soak: Option<SoakPlan>,
     /// Misbehave: store into a view, reach past ends.
     pub hostile: bool,
     /// Read a tensor over and over while its pages are warm.
@@ -51,6 +53,7 @@ impl Default for Plan {
             write: None,
             messages: Vec::new(),
             handoff: None,
+            soak: None,
             hostile: false,
             warm_bench: None,
             attach_bench: None,

@@ -222,6 +222,7 @@ impl Found {
             | Event::Watched { .. }
             | Event::Swapped { .. }
             | Event::Handoff { .. }
+            | Event::Soaked { .. }
             | Event::Done { .. } => {}
         }
         Ok(())

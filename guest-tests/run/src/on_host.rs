@@ -29,6 +29,11 @@ impl OnHost {
         self.child.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Its number.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child().id()
+    }
+
     pub(crate) fn wait(&self, limit: Duration) -> Result<Outcome> {
         while self.begun.elapsed() < limit {
             if let Some(status) = self.child().try_wait()? {

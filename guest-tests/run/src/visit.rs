@@ -58,10 +58,7 @@ impl Visit {
         device: &Ready,
         on_event: impl FnMut(Event, Duration) -> Result<()>,
     ) -> Result<Visited> {
-        let mut config =
-            BootConfig::new(&device.base.path, device.base.bytes, &device.views.path, device.views.bytes);
-        config.ctl_socket = Some(device.ctl.clone());
-        self.make_in(config, on_event)
+        self.make_in(Self::config(device), on_event)
     }
 
     /// As [`Visit::make`], but the guest's program runs on the host, on the mount itself.
@@ -71,6 +68,19 @@ impl Visit {
     pub fn make_on_host(
         &self,
         device: &Ready,
+        on_event: impl FnMut(Event, Duration) -> Result<()>,
+    ) -> Result<Visited> {
+        self.make_on_host_told(device, |_| (), on_event)
+    }
+
+    /// As [`Visit::make_on_host`]; `begun` is told the program's number.
+    ///
+    /// # Errors
+    /// As [`Visit::make`].
+    pub fn make_on_host_told(
+        &self,
+        device: &Ready,
+        begun_as: impl FnOnce(u32),
         mut on_event: impl FnMut(Event, Duration) -> Result<()>,
     ) -> Result<Visited> {
         let folder = tempfile::Builder::new().prefix("lamina-host-").tempdir()?;
@@ -105,6 +115,7 @@ impl Visit {
         command.env("LAMINA_CTL", &device.ctl).stdout(console.try_clone()?).stderr(console);
         let begun = Instant::now();
         let program = OnHost::start(command)?;
+        begun_as(program.pid());
         let (ended, done) =
             follow(&listener, &program, self.limit, |event| on_event(event, begun.elapsed()))?;
         let outcome =
@@ -121,7 +132,36 @@ impl Visit {
     /// As [`Visit::make`].
     pub fn make_in(
         &self,
+        config: BootConfig,
+        on_event: impl FnMut(Event, Duration) -> Result<()>,
+    ) -> Result<Visited> {
+        self.make_in_told(config, |_| (), on_event)
+    }
+
+    /// As [`Visit::make`]; `begun_as` is told QEMU's number.
+    ///
+    /// # Errors
+    /// As [`Visit::make`].
+    pub fn make_told(
+        &self,
+        device: &Ready,
+        begun_as: impl FnOnce(u32),
+        on_event: impl FnMut(Event, Duration) -> Result<()>,
+    ) -> Result<Visited> {
+        self.make_in_told(Self::config(device), begun_as, on_event)
+    }
+
+    fn config(device: &Ready) -> BootConfig {
+        let mut config =
+            BootConfig::new(&device.base.path, device.base.bytes, &device.views.path, device.views.bytes);
+        config.ctl_socket = Some(device.ctl.clone());
+        config
+    }
+
+    fn make_in_told(
+        &self,
         mut config: BootConfig,
+        begun_as: impl FnOnce(u32),
         mut on_event: impl FnMut(Event, Duration) -> Result<()>,
     ) -> Result<Visited> {
         let folder = tempfile::Builder::new().prefix("lamina-guest-").tempdir()?;
@@ -145,6 +185,9 @@ impl Visit {
         let (qemu, accel) = (prepared.qemu.version.to_string(), prepared.accel.to_string());
         let begun = Instant::now();
         let guest = prepared.spawn(move |line| log.line(line))?;
+        if let Some(pid) = guest.pid() {
+            begun_as(pid);
+        }
         let (ended, done) = follow(&listener, &guest, self.limit, |event| on_event(event, begun.elapsed()))?;
         let outcome =
             ended.with_context(|| format!("the guest's console is in {}", self.console.display()))?;

@@ -350,6 +350,14 @@ impl Simulated {
         self.state().caches[node].steps
     }
 
+    /// Has a node hold all lines that it does not hold, as a processor may that prefetches them.
+    pub fn prefetch(&self, node: usize) {
+        let mut state = self.state();
+        for line in 0..state.caches[node].lines.len() {
+            state.fetch(node, line);
+        }
+    }
+
     /// Whether a node has died.
     pub fn is_dead(&self, node: usize) -> bool {
         self.state().caches[node].dead

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use lamina_pool::mem::{LeftOut, Site};
+use lamina_pool::mem::{CxlMem, LeftOut, MemError, Node, Site};
 use lamina_pool::{Chain, Geometry, Index, IndexServer, Key, Pool, PoolError, ServedIndex, local};
 
 use crate::basics::{bytes, worlds};
 use crate::scenes::Told;
-use crate::world::{Work, World, let_others};
+use crate::world::{Work, World, geometry, let_others};
 
 fn key(number: u32) -> Key {
     Chain::new("index").next(&[number])
@@ -311,6 +311,96 @@ fn a_client_that_dies_with_a_place_of_the_servers_leaves_it() {
         assert_eq!(checked.problems, [], "seed {seed}");
         let stats = server.stats().unwrap();
         assert_eq!((stats.reserved, stats.evicting, stats.nodes), (0, 0, 1), "seed {seed}");
+    }
+}
+
+/// Memory of which the next streamed store into the chunks fails, if that is wanted.
+struct Failing {
+    memory: Node,
+    data: u64,
+    fails: AtomicBool,
+}
+
+impl CxlMem for Failing {
+    fn bytes(&self) -> u64 {
+        self.memory.bytes()
+    }
+
+    fn coherent(&self) -> bool {
+        self.memory.coherent()
+    }
+
+    fn load(&self, at: u64, into: &mut [u8]) -> Result<(), MemError> {
+        self.memory.load(at, into)
+    }
+
+    fn store(&self, at: u64, from: &[u8]) -> Result<(), MemError> {
+        self.memory.store(at, from)
+    }
+
+    fn ntstore(&self, at: u64, from: &[u8]) -> Result<(), MemError> {
+        if at >= self.data && self.fails.swap(false, Ordering::Relaxed) {
+            return Err(MemError::Port { request: "a store".into(), why: "the test says so".into() });
+        }
+        self.memory.ntstore(at, from)
+    }
+
+    fn flush(&self, at: u64, length: u64) -> Result<(), MemError> {
+        self.memory.flush(at, length)
+    }
+
+    fn invalidate(&self, at: u64, length: u64) -> Result<(), MemError> {
+        self.memory.invalidate(at, length)
+    }
+
+    fn fence(&self) -> Result<(), MemError> {
+        self.memory.fence()
+    }
+
+    fn compare_exchange(&self, at: u64, old: u64, new: u64) -> Result<Option<bool>, MemError> {
+        self.memory.compare_exchange(at, old, new)
+    }
+}
+
+#[test]
+fn a_client_that_fails_to_store_gives_its_place_back() {
+    const RESERVE: u16 = 3;
+    const COMMIT: u16 = 4;
+    const ABORT: u16 = 6;
+    for world in worlds() {
+        let data = geometry().data().unwrap().start;
+        let memory = Arc::new(Failing { memory: world.memory.node(1), data, fails: false.into() });
+        let server = Arc::new(world.attach(0).unwrap());
+        let failing = Arc::new(world.attach_to(memory.clone(), 1, 1).unwrap());
+        let other = Arc::new(world.attach(2).unwrap());
+        let left = AtomicU32::new(1);
+        let works: Vec<Work<'_>> = vec![
+            Box::new(|| {
+                let [index, others] = [&failing, &other].map(|pool| ServedIndex::new(Arc::clone(pool)));
+                memory.fails.store(true, Ordering::Relaxed);
+                let failed = store(&index, 3);
+                assert!(matches!(failed, Err(PoolError::Mem(MemError::Port { .. }))), "{failed:?}");
+                assert!(store(&others, 3).unwrap(), "the key is busy still");
+                assert_eq!(read(&index, 3).unwrap(), Some(content(3)));
+                // A place is given back once, however often that is asked, and never what is ready.
+                let asked = |op: u16, words: &[u8]| failing.ask(0, op, words).unwrap().unwrap();
+                let (_, place) = asked(RESERVE, &[&key(4).0[..], &100_u64.to_le_bytes()].concat());
+                assert!(!store(&others, 4).unwrap(), "it is reserved");
+                for _ in 0..2 {
+                    assert_eq!(asked(ABORT, &place[..16]).0, 0);
+                }
+                assert_ne!(asked(COMMIT, &[&place[..16], &[0; 8][..]].concat()).0, 0);
+                assert!(store(&others, 4).unwrap());
+                assert_eq!(asked(ABORT, &place[..16]).0, 0);
+                assert_eq!(read(&index, 4).unwrap(), Some(content(4)));
+                assert_ne!(asked(ABORT, &[0xff; 16]).0, 0);
+                left.store(0, Ordering::Relaxed);
+            }),
+            Box::new(|| serve(&server, true, &left)),
+        ];
+        assert!(world.run(works, false));
+        assert_eq!(server.check(false).unwrap().problems, []);
+        assert_eq!(server.stats().unwrap().reserved, 0);
     }
 }
 

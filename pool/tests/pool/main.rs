@@ -3,9 +3,11 @@
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 
 mod basics;
+mod classes;
 mod hostile;
 mod index;
 mod processes;
+mod rare;
 mod removal;
 mod scenes;
 mod schedules;

@@ -1,11 +1,11 @@
-//! Real processes on one file, which are killed, or stopped for a while. `LAMINA_LONG` gives them
-//! ten minutes.
+//! Real processes on one file, which are killed, or stopped for a while. With `LAMINA_LONG` they
+//! have a minute: ten, and guests beside them, they have in `guest-tests/e2e`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use lamina_pool::{Chain, Geometry, Pool, PoolError, local};
+use lamina_pool::{Geometry, Pool, PoolError, local, soak};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -26,33 +26,9 @@ fn worker() {
         Err(PoolError::Nodes { .. }) => return,
         Err(why) => panic!("{why}"),
     };
-    let mut round = u64::from(std::process::id());
+    let (mut round, mut done) = (u64::from(std::process::id()), soak::Done::default());
     loop {
-        round = round.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        let number = (round >> 40) as u32 % 24;
-        let key = Chain::new("processes").next(&[number]);
-        match round >> 60 {
-            0..6 => {
-                pool.store(key, &[&content(number)]).unwrap();
-            }
-            6..10 => {
-                if let Some(found) = pool.read(&key).unwrap() {
-                    assert_eq!(found, content(number));
-                }
-            }
-            10..12 => {
-                pool.remove(&key).unwrap();
-            }
-            12 | 13 => match pool.put(&format!("{}", number % 4), &content(number)) {
-                Ok(()) | Err(PoolError::Full { .. }) => {}
-                Err(why) => panic!("{why}"),
-            },
-            14 => {
-                let found = pool.get(&format!("{}", number % 4)).unwrap();
-                assert!(found.is_none_or(|found| (0..24).any(|number| content(number) == found)));
-            }
-            _ => pool.serve().unwrap(),
-        }
+        soak::turn(&pool, &mut round, &mut done).unwrap();
     }
 }
 
@@ -73,7 +49,7 @@ fn processes_that_are_killed_leave_a_pool_that_holds() {
     let path: PathBuf = folder.path().join("pool");
     let geometry = Geometry { nodes: 8, stripes: 4, groups: 8, chunks: 40, chunk_bytes: 16 << 10 };
     local::create(&path, &geometry).unwrap();
-    let end = Instant::now() + Duration::from_secs(if long { 600 } else { 4 });
+    let end = Instant::now() + Duration::from_secs(if long { 60 } else { 4 });
     let mut workers: Vec<Child> = (0..4).map(|_| start(&path)).collect();
     let mut killed = 0;
     while Instant::now() < end {
@@ -101,27 +77,7 @@ fn processes_that_are_killed_leave_a_pool_that_holds() {
         worker.kill().unwrap();
         assert_ne!(worker.wait().unwrap().code(), Some(101), "a worker failed");
     }
-    let pool = Pool::open(&path).unwrap();
-    pool.serve().unwrap();
-    let found = pool.check(false).unwrap();
-    assert_eq!(found.problems, [], "after {killed} deaths");
-    let stats = pool.stats().unwrap();
-    assert_eq!((stats.reserved, stats.evicting, stats.nodes), (0, 0, 1), "{stats:?}");
-    for number in 0..24 {
-        let key = Chain::new("processes").next(&[number]);
-        if let Some(found) = pool.read(&key).unwrap() {
-            assert_eq!(found, content(number));
-            assert!(pool.remove(&key).unwrap());
-        }
-    }
-    for object in pool.list().unwrap() {
-        assert!(pool.delete(&object.name).unwrap());
-    }
-    assert_eq!(pool.check(false).unwrap().problems, []);
-    pool.leave().unwrap();
-    // Whoever comes next takes over what the last kept for itself.
-    let pool = Pool::open(&path).unwrap();
-    assert_eq!(pool.stats().unwrap().taken_bytes, 0, "a chunk is leaked");
+    soak::settle(Pool::open(&path).unwrap(), || Pool::open(&path)).unwrap();
     assert!(killed > 5);
 }
 

@@ -16,7 +16,7 @@ use lamina_pool::mem::{LeftOut, Site};
 use crate::scenes::{SCENES, Scene};
 
 /// Runs for each site, of all scenes that come by it.
-const RUNS: u64 = 1024;
+const RUNS: u64 = 1536;
 
 /// What it brings comes anyway by the node's next fence or count, or is looked at again.
 const LATER: &str = "it only comes later";
@@ -24,35 +24,29 @@ const LATER: &str = "it only comes later";
 const CHOICE: &str = "a choice, not a promise";
 /// The next step has a fence of its own, in the lock that is taken or given back.
 const NEXT: &str = "the next step's fence completes it, and what it completes is ordered by the lock";
-/// It is needed in a case that no scene has provoked.
-const UNSEEN: &str = "needed, and not provoked";
-
 /// What nothing finds missing, by function and call, and why it is there.
 const LISTED: &[(&str, &str)] = &[
-    ("check.rs check_chunks Invalidate: member.lines.invalidate(first, length)?;", UNSEEN),
-    ("check.rs check_chunks InvalidateFence: member.lines.settle()?;", UNSEEN),
-    ("check.rs check_pins Invalidate: let slot = member.lines.fresh(at)?;", UNSEEN),
-    ("check.rs check_pins InvalidateFence: let slot = member.lines.fresh(at)?;", UNSEEN),
+    ("class.rs written Invalidate: member.lines.consume(member.layout.chunk(chunk), 16)?;", CHOICE),
+    ("class.rs written InvalidateFence: member.lines.consume(member.layout.chunk(chunk), 16)?;", CHOICE),
+    ("pool.rs stats Invalidate: self.member.lines.consume(chunks, many)?;", CHOICE),
+    ("pool.rs stats InvalidateFence: self.member.lines.consume(chunks, many)?;", CHOICE),
+    ("member.rs members Invalidate: let manager = self.lines.fresh(self.layout.manager())?;", CHOICE),
+    ("member.rs members InvalidateFence: let manager = self.lines.fresh(self.layout.manager())?;", CHOICE),
+    ("lock.rs acquire Fence: self.lines.post(self.layout.request(lock, self.node), wanted << 1)?;", LATER),
+    (
+        "recovery.rs clear_pins Fence: member.lines.publish(member.layout.hazard(node, 0), 8 * crate::layout::PINS as u64)?;",
+        LATER,
+    ),
     ("counts.rs go_on Invalidate: Ok(member.lines.invalidate(first, length)?)", CHOICE),
     ("counts.rs go_on Invalidate: member.lines.invalidate(first, length)?;", CHOICE),
     ("counts.rs put Flush: Ok(member.lines.flush(at, RECORD)?)", CHOICE),
     ("counts.rs tell Invalidate: member.lines.consume(at, RECORD)?;", CHOICE),
     ("counts.rs tell InvalidateFence: member.lines.consume(at, RECORD)?;", CHOICE),
-    ("heap.rs adopt Fence: member.lines.publish(first, u64::from(owner.run) * 16)?;", UNSEEN),
-    ("lock.rs acquire Fence: self.lines.post(self.layout.request(lock, self.node), wanted << 1)?;", UNSEEN),
-    ("lock.rs acquire Flush: self.lines.post(self.layout.request(lock, self.node), wanted << 1)?;", UNSEEN),
     ("lock.rs ask Fence: self.lines.post(at, rung | 1 << (lock % 64))?;", LATER),
     ("lock.rs change Fence: lines.publish(pairs[0].0, 8)?;", NEXT),
-    (
-        "lock.rs give_up InvalidateFence: if self.lines.fresh(self.layout.request(lock, node))? == granted << 1 | 1 {",
-        UNSEEN,
-    ),
     ("lock.rs grant_one Fence: self.lines.post(self.layout.grant(lock), asked >> 1)?;", LATER),
-    ("lock.rs replay InvalidateFence: self.lines.consume(at, LINE)?;", UNSEEN),
     ("member.rs clock Invalidate: self.lines.invalidate(self.layout.node(node), 32)?;", CHOICE),
     ("member.rs clock InvalidateFence: self.lines.settle()?;", CHOICE),
-    ("member.rs members Invalidate: let manager = self.lines.fresh(self.layout.manager())?;", UNSEEN),
-    ("member.rs members InvalidateFence: let manager = self.lines.fresh(self.layout.manager())?;", UNSEEN),
     ("member.rs recovered Fence: self.lines.post(self.layout.fenced(node), u64::from(incarnation))?;", LATER),
     ("member.rs recovered Flush: self.lines.post(self.layout.fenced(node), u64::from(incarnation))?;", LATER),
     ("member.rs succeed Fence: self.lines.post(own, 0)?;", LATER),
@@ -78,30 +72,7 @@ const LISTED: &[(&str, &str)] = &[
         "recovery.rs adopt_all Fence: member.lines.post(member.layout.tag(slot), left.map_or(0, |tag| tag.0))?;",
         NEXT,
     ),
-    (
-        "recovery.rs clear_pins Fence: member.lines.publish(member.layout.hazard(node, 0), 8 * crate::layout::PINS as u64)?;",
-        UNSEEN,
-    ),
-    (
-        "recovery.rs clear_pins Flush: member.lines.publish(member.layout.hazard(node, 0), 8 * crate::layout::PINS as u64)?;",
-        UNSEEN,
-    ),
     ("table.rs drain Fence: member.lines.post(at, tail)?;", LATER),
-    (
-        "table.rs pin Flush: member.lines.post(member.layout.hazard(member.node, number), slot.number() + 1)?;",
-        UNSEEN,
-    ),
-    ("prefix.rs reserved_by Invalidate: member.lines.invalidate(member.layout.tag(slot), 8)?;", UNSEEN),
-    ("prefix.rs reserved_by Invalidate: member.lines.invalidate(member.layout.entry(slot), LINE)?;", UNSEEN),
-    ("prefix.rs reserved_by InvalidateFence: member.lines.settle()?;", UNSEEN),
-    (
-        "prefix.rs reservation_of Invalidate: self.member.lines.consume(self.member.layout.tags(group), LINE)?;",
-        UNSEEN,
-    ),
-    (
-        "prefix.rs reservation_of InvalidateFence: self.member.lines.consume(self.member.layout.tags(group), LINE)?;",
-        UNSEEN,
-    ),
     (
         "server.rs new Fence: member.lines.post(member.layout.server(), of(member.node, member.incarnation))?;",
         NEXT,
@@ -145,7 +116,7 @@ fn name(site: Site) -> String {
 /// Whether one of the scenes that come by finds `site` missing.
 fn is_found(site: Site, scenes: &[(usize, Scene)]) -> bool {
     // As many runs, however few scenes come by.
-    (0..RUNS.div_ceil(scenes.len().min(8) as u64)).any(|round| {
+    (0..RUNS.div_ceil(scenes.len().min(4) as u64)).any(|round| {
         scenes.iter().any(|(index, scene)| {
             let seed = round * 31 + *index as u64;
             let ends = |is_control| {
@@ -181,7 +152,10 @@ fn each_flush_invalidation_and_fence_that_is_left_out_is_found() {
     assert!(by_site.len() > 150, "only {} sites were reached", by_site.len());
     let listed: BTreeMap<_, _> = LISTED.iter().copied().collect();
     let is_listed = |site: &Site| listed.contains_key(name(*site).as_str());
-    let tried: Vec<_> = by_site.iter().filter(|(site, _)| !is_listed(site)).collect();
+    // For whoever looks for one: `LAMINA_SITES` is a part of the names of those that are tried.
+    let wanted = std::env::var("LAMINA_SITES").unwrap_or_default();
+    let is_wanted = |site: &Site| !is_listed(site) && name(*site).contains(&wanted);
+    let tried: Vec<_> = by_site.iter().filter(|(site, _)| is_wanted(site)).collect();
     let next = AtomicUsize::new(0);
     let missed = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
@@ -200,5 +174,5 @@ fn each_flush_invalidation_and_fence_that_is_left_out_is_found() {
     let names: BTreeSet<_> = by_site.keys().map(|site| name(*site)).collect();
     let gone: Vec<_> = listed.keys().filter(|listed| !names.contains(**listed)).collect();
     assert!(gone.is_empty(), "listed, and not in the code: {gone:#?}");
-    assert!(listed.values().all(|why| [LATER, CHOICE, NEXT, UNSEEN].contains(why)));
+    assert!(listed.values().all(|why| [LATER, CHOICE, NEXT].contains(why)));
 }

@@ -9,7 +9,9 @@ use lamina_pool::mem::{LeftOut, Site};
 use lamina_pool::{Chain, Geometry, Index, IndexServer, Key, Object, Pool, PoolError, ServedIndex};
 
 use crate::basics::bytes;
+use crate::classes::classes;
 use crate::index::replaced;
+use crate::rare::{comings, held, unpinned, withdrawn};
 use crate::schedules::{Plan, schedule};
 use crate::world::{Work, World, let_others};
 
@@ -19,7 +21,7 @@ pub(crate) type Told = Result<BTreeSet<Site>, Vec<String>>;
 /// A scene, by seed and by what is left out.
 pub(crate) type Scene = fn(u64, Option<LeftOut>) -> Told;
 
-pub(crate) const SCENES: [(&str, Scene); 19] = [
+pub(crate) const SCENES: [(&str, Scene); 24] = [
     ("creates", creates),
     ("numbers", numbers),
     ("pinned", pinned),
@@ -39,6 +41,11 @@ pub(crate) const SCENES: [(&str, Scene); 19] = [
     ("replaced", replaced),
     ("named", named),
     ("checks", checks),
+    ("classes", classes),
+    ("withdrawn", withdrawn),
+    ("unpinned", unpinned),
+    ("held", held),
+    ("comings", comings),
 ];
 
 fn of(plan: Plan, seed: u64, left_out: Option<LeftOut>) -> Told {
@@ -60,7 +67,7 @@ fn tight(seed: u64, left_out: Option<LeftOut>) -> Told {
 }
 
 /// Runs one node's work while another serves.
-fn in_turns(world: &World, other: &Pool, work: impl FnOnce() + Send) -> bool {
+pub(crate) fn in_turns(world: &World, other: &Pool, work: impl FnOnce() + Send) -> bool {
     let done = AtomicU32::new(0);
     let serve = |pool: &Pool| {
         while done.load(Ordering::Relaxed) == 0 {
@@ -80,20 +87,20 @@ fn in_turns(world: &World, other: &Pool, work: impl FnOnce() + Send) -> bool {
     world.run(works, false)
 }
 
-fn small() -> Geometry {
+pub(crate) fn small() -> Geometry {
     Geometry { nodes: 3, stripes: 1, groups: 2, chunks: 8, chunk_bytes: 4096 }
 }
 
-fn key(number: u32) -> Key {
+pub(crate) fn key(number: u32) -> Key {
     Chain::new("scenes").next(&[number])
 }
 
-fn end(world: &World, wrong: Vec<String>) -> Told {
+pub(crate) fn end(world: &World, wrong: Vec<String>) -> Told {
     if wrong.is_empty() { Ok(world.memory.sites()) } else { Err(wrong) }
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "it is what an error is mapped by")]
-fn failed(why: PoolError) -> Vec<String> {
+pub(crate) fn failed(why: PoolError) -> Vec<String> {
     vec![why.to_string()]
 }
 
@@ -441,10 +448,10 @@ fn lists(seed: u64, left_out: Option<LeftOut>) -> Told {
             }
         });
         ended &= in_turns(&world, &other, || {
-            let want = vec![Object { name: name(round), bytes: length as u64 }];
+            let want = |listed: &[Object]| matches!(listed, [one] if one.name == name(round) && one.bytes == length as u64);
             match (one.list(), one.stats()) {
                 (Ok(listed), Ok(stats))
-                    if listed == want
+                    if want(&listed)
                         && (stats.objects, stats.blocks, stats.nodes) == (1, 1, 2)
                         && stats.ready_bytes == (length + 1500 + 900 * (round as usize % 3)) as u64
                         && stats.taken_bytes == u64::from(taken.load(Ordering::Relaxed)) => {}

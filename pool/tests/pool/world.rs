@@ -1,17 +1,19 @@
 //! Nodes of a simulated memory, each a coroutine: a seed says who runs when, who dies and who is
 //! stopped. Time goes on only while nodes wait.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use generator::{Generator, Gn};
-use lamina_pool::mem::{Killed, LeftOut, Simulated};
-use lamina_pool::{Geometry, Host, Pool, PoolError};
+use lamina_pool::mem::{Call, CxlMem, Killed, LeftOut, Simulated};
+use lamina_pool::{Class, Geometry, Host, Pool, PoolError};
 
 /// Words of a coroutine's stack.
 const STACK: usize = 0x6000;
-/// Steps of all nodes after which a run does not end.
+/// Steps of all nodes after which a run does not end, unless it is one that may wait long.
 const MOST_STEPS: u64 = 500_000;
 
 pub(crate) struct World {
@@ -21,7 +23,17 @@ pub(crate) struct World {
     frozen: Arc<AtomicBool>,
     random: AtomicU64,
     timeout: u64,
+    /// Steps after which a run does not end.
+    pub(crate) most_steps: u64,
+    /// How long a wait may take, if not long.
+    pub(crate) patience: u64,
+    /// Once in so many turns a node prefetches all; never if zero.
+    prefetches: AtomicU64,
+    declared: Declared,
 }
+
+/// What the device was told last of each range, by where it begins.
+type Declared = Arc<Mutex<BTreeMap<u64, String>>>;
 
 /// Lets other nodes run.
 #[allow(deprecated, reason = "it is called from inside what is tested, which has no scope at hand")]
@@ -44,6 +56,8 @@ struct Machine {
     clock: Arc<AtomicU64>,
     node: usize,
     timeout: u64,
+    patience: u64,
+    declared: Declared,
 }
 
 fn mixed(state: u64) -> u64 {
@@ -67,7 +81,21 @@ impl Host for Machine {
     }
 
     fn patience(&self) -> u64 {
-        self.timeout * 60
+        self.patience
+    }
+
+    fn declare(&self, range: Range<u64>, class: Option<&Class>) -> Result<(), PoolError> {
+        let class = class.map(ToString::to_string).unwrap_or_default();
+        if class.contains("unknown") {
+            return Err(PoolError::Declare(class));
+        }
+        // The device does it at one moment, and others run before and after.
+        let_others();
+        if !range.is_empty() && !self.memory.is_dead(self.node) {
+            self.declared.lock().unwrap().insert(range.start, class);
+        }
+        let_others();
+        Ok(())
     }
 
     fn is_gone(&self, _: u32, _: u32) -> bool {
@@ -113,6 +141,10 @@ impl World {
             frozen,
             random: AtomicU64::new(seed.wrapping_mul(0xd134_2543_de82_ef95) | 1),
             timeout: 400,
+            most_steps: MOST_STEPS,
+            patience: 400 * 60,
+            prefetches: AtomicU64::new(0),
+            declared: Declared::default(),
         }
     }
 
@@ -128,18 +160,34 @@ impl World {
 
     /// Attaches as `node` from another machine than that number's own.
     pub(crate) fn attach_as(&self, machine: usize, node: u32) -> Result<Pool, PoolError> {
+        self.attach_to(Arc::new(self.memory.node(machine)), machine, node)
+    }
+
+    /// Attaches to a memory that is not quite the machine's.
+    pub(crate) fn attach_to(
+        &self,
+        memory: Arc<dyn CxlMem>,
+        machine: usize,
+        node: u32,
+    ) -> Result<Pool, PoolError> {
         let host = Machine {
             memory: Arc::clone(&self.memory),
             clock: Arc::clone(&self.clock),
             node: machine,
             timeout: self.timeout,
+            patience: self.patience,
+            declared: Arc::clone(&self.declared),
         };
-        Pool::attach(Arc::new(self.memory.node(machine)), Arc::new(host), node)
+        Pool::attach(memory, Arc::new(host), node)
     }
 
     /// Leaves a call out. At times the node stops there, or dies soon after it if it `may_die`.
     pub(crate) fn leave_out(&self, left_out: Option<LeftOut>, may_die: bool) {
         let Some(left_out) = left_out else { return };
+        // What is held from long ago shows what is not dropped.
+        if matches!(left_out.site.call, Call::Invalidate | Call::InvalidateFence) && self.below(3) == 0 {
+            self.prefetches.store(40, Ordering::Relaxed);
+        }
         let (memory, clock) = (Arc::downgrade(&self.memory), Arc::clone(&self.clock));
         let random = AtomicU64::new(self.below(u64::MAX));
         let (next_stop, killed) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -167,6 +215,11 @@ impl World {
         });
     }
 
+    /// What the device was told last of the range that begins there: at first, what all is.
+    pub(crate) fn declared(&self, at: u64) -> String {
+        self.declared.lock().unwrap().get(&at).cloned().unwrap_or_default()
+    }
+
     pub(crate) fn now(&self) -> u64 {
         self.steps.load(Ordering::Relaxed)
     }
@@ -187,11 +240,11 @@ impl World {
                 (coroutine(work), 0_u64)
             })
             .collect();
-        let end = self.now() + MOST_STEPS;
+        let end = self.now() + self.most_steps;
         let mut turns = 0_u64;
         while !running.is_empty() {
             turns += 1;
-            if self.now() > end || turns > MOST_STEPS {
+            if self.now() > end || turns > self.most_steps {
                 // Their stacks are unwound: nothing of theirs may go on.
                 self.frozen.store(true, Ordering::Relaxed);
                 while !running.is_empty() {
@@ -206,6 +259,10 @@ impl World {
                 }
                 self.frozen.store(false, Ordering::Relaxed);
                 return false;
+            }
+            let prefetches = self.prefetches.load(Ordering::Relaxed);
+            if prefetches > 0 && self.below(prefetches) == 0 {
+                self.memory.prefetch(self.below(self.memory.nodes() as u64) as usize);
             }
             let which = self.below(running.len() as u64) as usize;
             let (work, stopped_until) = &mut running[which];

@@ -275,6 +275,8 @@ fn shown(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -323,5 +325,27 @@ mod tests {
     #[test]
     fn names_bring_no_control_characters() {
         assert_eq!(shown("a\u{1b}[2Jb\n"), "a[2Jb");
+    }
+
+    fn texts(stats: &Value) -> Vec<String> {
+        pool_lines(stats).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_pool_has_a_line_and_many_have_the_first() {
+        let pool = json!({ "name": "files/p\u{1b}", "nodes": 2, "blocks": 1234, "objects": 5, "ready_bytes": 3 << 20,
+            "ratio": 1.5, "hit_rate": 0.25, "evictions": 7 });
+        let line = "2 nodes, 1,234 blocks, 5 objects of 3.00 MiB, ratio 1.500; hits 25.0 %, 7 evicted";
+        let told = texts(&json!({ "pools": [pool] }));
+        assert!(
+            told.len() == 1 && told[0].starts_with("pool files/p") && told[0].ends_with(line),
+            "{told:?}"
+        );
+        assert!(!told[0].contains('\u{1b}'), "{told:?}");
+        // What is not known yet, and what a device without pools tells.
+        let none = json!({ "name": "base", "ratio": null, "hit_rate": null });
+        let line = "pool base: 0 nodes, 0 blocks, 0 objects of 0 B, ratio –; hits –, 0 evicted";
+        assert_eq!(texts(&json!({ "pools": vec![none; MOST_POOLS + 1] })), vec![line; MOST_POOLS]);
+        assert!(texts(&json!({})).is_empty() && texts(&Value::Null).is_empty());
     }
 }

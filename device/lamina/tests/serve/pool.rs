@@ -13,7 +13,7 @@ use lamina_pool::{Chain, Index, Pool, PoolError, ServedIndex, Service};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::common::{Place, Run, answer, lamina, noise, request, within};
+use crate::common::{Place, Run, Window, answer, expected, lamina, noise, request, within};
 
 fn asked(arguments: &[&str]) -> Output {
     lamina(&[&["pool"], arguments].concat()).output().unwrap()
@@ -213,6 +213,120 @@ fn the_device_tells_what_pools_on_its_mount_count() {
         assert_eq!(pools_when(&place, |stats| stats["pools"] == json!([]))["pool_nodes"], json!([]));
         drop(file);
         fs::remove_file(&in_files).unwrap();
+    });
+}
+
+/// Rows of a KV cache of `channels` in bf16, whose channels are alike over time, as real ones are.
+fn cache(seed: u64, channels: usize, bytes: usize) -> Vec<u8> {
+    let noise = noise(seed, bytes / 2);
+    let of = |(at, random): (usize, &u8)| {
+        let exponent = 0x3c + u8::try_from(at % channels % 7).unwrap();
+        [random & 0xbf | 0x80, exponent]
+    };
+    noise.iter().enumerate().flat_map(of).collect()
+}
+
+#[test]
+fn one_pool_holds_caches_of_two_shapes_and_opaque_bytes_each_at_its_own_ratio() {
+    within(240, || {
+        let place = Place::new();
+        let usual = ["--capacity", "1G", "--views-capacity", "16M", "--views", "", "--files", "256M"];
+        let _run = Run::start(&mut place.serve(&usual));
+        let pool = place.text("mount/files/pool");
+        // Chunks of 2 MiB.
+        done(&["create", &pool, "--size", "96M"]);
+        let held = [
+            ("narrow", cache(3, 64, 5 << 20), &["--kv", "64,256"][..]),
+            ("wide", cache(4, 1024, 6 << 20), &["--format", "bf16", "--kv", "1024,32"]),
+            ("noise", noise(5, 3 << 20), &[]),
+        ];
+        let from = place.text("from");
+        for (name, bytes, class) in &held {
+            fs::write(&from, bytes).unwrap();
+            done(&[&["put", &pool, name, &from][..], class].concat());
+        }
+        for (name, bytes, _) in &held {
+            assert!(done(&["get", &pool, name]) == *bytes, "{name}");
+        }
+        let listed = told(&["ls", &pool, "--json"]);
+        let classes: Vec<_> = listed.as_array().unwrap().iter().map(|object| &object["class"]).collect();
+        assert_eq!(classes, ["bf16 64,256", "", "bf16 1024,32"]);
+        assert!(String::from_utf8(done(&["stat", &pool])).unwrap().contains("bf16 1024,32: 6291456 bytes"));
+        // What a class is is the device's to know, and what is kept with loss does not check.
+        for (class, why) in [("64,256,lossy=packkv", "kept with loss"), ("0,5", "--kv")] {
+            assert!(refused(&["put", &pool, "wrong", &from, "--kv", class]).contains(why), "{class}");
+        }
+        let plain = place.text("plain");
+        done(&["create", &plain, "--size", "16M"]);
+        assert!(refused(&["put", &plain, "wrong", &from, "--kv", "64"]).contains("in a mount only"));
+        // The device tells the ratio of each, once it has what was stored.
+        OpenOptions::new().write(true).open(&pool).unwrap().sync_all().unwrap();
+        let serving = Arc::new(Pool::open(Path::new(&pool)).unwrap());
+        let service = Service::start(Arc::clone(&serving));
+        let class = |stats: &Value, class: &str| {
+            let all = stats["pool_classes"].as_array().unwrap().clone();
+            all.into_iter().find(|of| of["class"] == class).unwrap_or_default()
+        };
+        let stats = pools_when(&place, |stats| class(stats, "bf16 1024,32")["ready_bytes"] == 6 << 20);
+        let ratio = |name: &str| class(&stats, name)["ratio"].as_f64().unwrap_or_default();
+        let [narrow, wide, own] = ["bf16 64,256", "bf16 1024,32", "own"].map(ratio);
+        eprintln!("ratios: narrow {narrow:.3}, wide {wide:.3}, opaque with the tables {own:.3}");
+        assert!(narrow > 1.45 && wide > 1.45, "{narrow} {wide}: {}", stats["pool_classes"]);
+        assert!((0.9..=1.0).contains(&own), "{own}: {}", stats["pool_classes"]);
+        let table = lamina(&["stats", "--api", &place.text("run/api.sock")]).output().unwrap();
+        assert!(String::from_utf8(table.stdout).unwrap().contains("classes of pools"));
+        service.stop().unwrap();
+        drop(serving);
+        // What is put in place of something is of a class of its own.
+        fs::write(&from, &held[0].1).unwrap();
+        done(&["put", &pool, "noise", &from, "--kv", "64,256"]);
+        for (name, bytes) in [("narrow", &held[0].1), ("wide", &held[1].1), ("noise", &held[0].1)] {
+            assert!(done(&["get", &pool, name]) == *bytes, "{name}");
+        }
+        assert_eq!(told(&["check", &pool, "--json"])["problems"], json!([]));
+    });
+}
+
+#[test]
+fn a_view_is_had_of_what_is_of_a_class_in_the_base_window() {
+    within(240, || {
+        let place = Place::new();
+        let _run = Run::start(&mut place.serve(&["--capacity", "64M", "--views-capacity", "64M"]));
+        let base = place.text("mount/base");
+        done(&["create", &base]);
+        let (from, bytes) = (place.text("from"), cache(6, 64, 1 << 20));
+        fs::write(&from, &bytes).unwrap();
+        done(&["put", &base, "opaque", &from]);
+        done(&["put", &base, "cache", &from, "--kv", "64,256"]);
+        let listed = told(&["ls", &base, "--json"]);
+        let object = listed.as_array().unwrap().iter().find(|object| object["name"] == "cache").unwrap();
+        let at = object["at"].as_u64().unwrap();
+        let (_, tensors) = place.try_ask("GET", "/tensors", &Value::Null);
+        let (mut found, mut whole) = (Vec::new(), 0);
+        let views = Window::open(&place.path("mount/views"));
+        place.try_ask("POST", "/flush", &json!({ "offset": 0, "length": 64 << 20 }));
+        for tensor in tensors.as_array().unwrap() {
+            let (dpa, length) = (tensor["dpa"].as_u64().unwrap(), tensor["length"].as_u64().unwrap());
+            assert_eq!((&tensor["format"], &tensor["layout"]["window"]), (&json!("bf16"), &json!(256)));
+            let asked = json!({ "tensor": tensor["name"], "spelling": "e8m3" });
+            let (status, view) = place.try_ask("POST", "/views", &asked);
+            assert!((200..300).contains(&status), "{view}");
+            let offset = view["offset"].as_u64().unwrap();
+            let start = at.max(dpa);
+            let end = (at + bytes.len() as u64).min(dpa + length);
+            if start < end {
+                found.extend(views.load(offset + start - dpa, usize::try_from(end - start).unwrap()));
+            }
+            whole += length;
+        }
+        assert!(found == expected("e8m3", &bytes), "{} of {}", found.len(), bytes.len());
+        assert!(whole < 4 << 20, "{whole}: the opaque is of no tensor");
+        assert!(done(&["get", &base, "cache"]) == bytes && done(&["get", &base, "opaque"]) == bytes);
+        // Made anew it is of no class.
+        done(&["create", &base, "--force", "--kv", "64"]);
+        let (_, tensors) = place.try_ask("GET", "/tensors", &Value::Null);
+        assert_eq!(tensors.as_array().unwrap().len(), 1);
+        assert!(refused(&["put", &base, "cache", &from, "--kv", "64,256"]).contains("overlap"));
     });
 }
 

@@ -14,13 +14,13 @@ use lamina_device::stats::{Interleaving, ModelledReport};
 use lamina_device::tensor::TensorSpec;
 
 use lamina_files::Files;
-use lamina_pool::{NodeCounts, Occupancy, Overview};
+use lamina_pool::{NodeCounts, Occupancy, Overview, Share};
 
 use super::*;
 use crate::cold_pages::ColdPages;
 use crate::files::FilesReport;
 use crate::host_cache::HostCache;
-use crate::pools::{PoolNodeReport, PoolReport, PoolsReport};
+use crate::pools::{PoolClassReport, PoolNodeReport, PoolReport, PoolsReport};
 
 /// What numbers in JSON say of their object that are not counted.
 const TOLD: [&str; 7] = ["dpa", "elements", "offset", "length", "bits", "planes", "scale_exp"];
@@ -92,10 +92,15 @@ fn served(observe: bool) -> ServedStats {
     let files = Files::open(undivided, 8 << 20, true).unwrap();
     let files = files.map(|files| FilesReport::of(&files));
     let node = NodeCounts { name: "h".into(), hits: 3, misses: 1, ..NodeCounts::default() };
-    let overview =
-        Overview { occupancy: Some(Occupancy::default()), nodes: vec![node], ..Overview::default() };
+    let overview = Overview {
+        occupancy: Some(Occupancy::default()),
+        nodes: vec![node],
+        classes: vec![Share::default()],
+        ..Overview::default()
+    };
     let pools = PoolsReport {
         pools: vec![PoolReport::of("base", &overview, Some(4096))],
+        pool_classes: PoolClassReport::of("base", &overview, &[4096]).collect(),
         pool_nodes: PoolNodeReport::of("base", &overview).collect(),
     };
     let page_cache = Some(ColdPages::new(1 << 20).report());

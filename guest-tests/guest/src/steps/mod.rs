@@ -9,6 +9,7 @@ mod hostile;
 mod messages;
 mod ram;
 mod read;
+mod soak;
 mod swap;
 mod talker;
 mod vm;
@@ -75,6 +76,11 @@ pub fn run(plan: &Plan, options: &OpenOptions, report: &mut Report) {
         && let Err(error) = handoff::run(&lamina, handoff, report)
     {
         report.problem("handoff", &format!("{error:#}"));
+    }
+    if let Some(plan) = &plan.soak
+        && let Err(error) = soak::run(&lamina, plan, report)
+    {
+        report.problem("soak", &format!("{error:#}"));
     }
     if plan.hostile
         && let Err(error) = hostile::run(&lamina, plan, &options, report)
