@@ -12,6 +12,7 @@ mod handoff;
 mod ram;
 mod ram_tools;
 mod rooms;
+mod traced;
 mod vhost;
 
 use std::path::{Path, PathBuf};
