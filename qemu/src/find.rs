@@ -129,28 +129,41 @@ impl Qemu {
     pub fn probe(path: &Path, oldest: Version) -> Result<Self, ProbeError> {
         let install =
             if path.is_dir() { Install::Root(path.to_owned()) } else { Install::Host(path.to_owned()) };
-        let (program, arguments) = install.command(None);
-        let output = Command::new(&program)
-            .args(arguments)
-            .arg("--version")
-            .stdin(Stdio::null())
-            .output()
-            .map_err(|error| ProbeError::Run { path: program.clone(), why: error.to_string() })?;
-        let first =
-            |bytes: &[u8]| String::from_utf8_lossy(bytes).lines().next().unwrap_or_default().to_owned();
-        if !output.status.success() {
-            let why = format!("{}: {}", output.status, first(&output.stderr));
-            return Err(ProbeError::Run { path: program, why });
-        }
-        match Version::parse(&String::from_utf8_lossy(&output.stdout)) {
+        let printed = install.ask("--version")?;
+        match Version::parse(&printed) {
             Some(version) if version >= oldest => Ok(Self { install, version }),
             Some(version) => Err(ProbeError::Old { path: path.to_owned(), version, oldest }),
-            None => Err(ProbeError::NoVersion { path: path.to_owned(), printed: first(&output.stdout) }),
+            None => {
+                let printed = printed.lines().next().unwrap_or_default().to_owned();
+                Err(ProbeError::NoVersion { path: path.to_owned(), printed })
+            }
         }
+    }
+
+    /// Whether it loads plug-ins: not every one is built so.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn has_plugins(&self) -> Result<bool, ProbeError> {
+        Ok(self.install.ask("--help")?.lines().any(|line| line.starts_with("-plugin ")))
     }
 }
 
 impl Install {
+    /// What it prints to this option.
+    fn ask(&self, option: &str) -> Result<String, ProbeError> {
+        let (path, arguments) = self.command(None);
+        let output = Command::new(&path).args(arguments).arg(option).stdin(Stdio::null()).output();
+        let output =
+            output.map_err(|error| ProbeError::Run { path: path.clone(), why: error.to_string() })?;
+        if !output.status.success() {
+            let first = String::from_utf8_lossy(&output.stderr);
+            let why = format!("{}: {}", output.status, first.lines().next().unwrap_or_default());
+            return Err(ProbeError::Run { path, why });
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
     /// The program to start, and the arguments that come before QEMU's own. In a tools root
     /// `preload` is loaded first; for a program of the host, the caller sets `LD_PRELOAD`.
     pub fn command(&self, preload: Option<&Path>) -> (PathBuf, Vec<String>) {

@@ -12,11 +12,13 @@
 //!
 //! Rules:
 //! * A guest never outlives its [`Guest`] nor this process, however either ends.
+//! * What lines of the windows an emulated guest touches is recorded if that is asked for ([`lines`]).
 //! * QEMU's advice for huge pages is swallowed ([`madv`]) unless asked for: on FUSE it would turn a
 //!   4-byte load into a read of megabytes.
 //! * Whatever can be checked before QEMU starts is checked, and named with its bound.
 
 pub mod accel;
+mod carried;
 pub mod command;
 pub mod config;
 pub mod console;
@@ -24,6 +26,7 @@ pub mod find;
 pub mod image;
 pub mod initramfs;
 pub mod launch;
+pub mod lines;
 pub mod madv;
 pub mod recipe;
 pub mod topology;

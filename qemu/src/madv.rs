@@ -1,12 +1,10 @@
 //! The preloaded library that keeps QEMU from asking for huge pages (`madv-filter/filter.rs`).
 //!
-//! It is compiled into this library and written to the cache when a guest is started. Its file's
-//! name holds a digest of its bytes, so an older one is never mistaken for it and running guests
-//! keep theirs.
+//! It is compiled into this library, and [carried](crate::carried) to where QEMU's loader finds it.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::Write;
 use std::path::{Path, PathBuf};
+
+use crate::carried;
 
 const FILTER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libmadv_filter.so"));
 
@@ -34,23 +32,11 @@ pub enum FilterError {
 /// # Errors
 /// When the folder cannot be written, or its path cannot be preloaded from.
 pub fn install(folder: &Path) -> Result<PathBuf, FilterError> {
-    let mut hasher = DefaultHasher::new();
-    FILTER.hash(&mut hasher);
-    let path = folder.join(format!("madv-filter-{:016x}.so", hasher.finish()));
+    let path = carried::place(folder, "madv-filter", FILTER);
     if path.to_string_lossy().contains([' ', ':']) {
         return Err(FilterError::Path { path });
     }
-    if std::fs::read(&path).is_ok_and(|bytes| bytes == FILTER) {
-        return Ok(path);
-    }
-    let write = || {
-        std::fs::create_dir_all(folder)?;
-        let mut file = tempfile::NamedTempFile::new_in(folder)?;
-        file.write_all(FILTER)?;
-        file.persist(&path)?;
-        Ok(())
-    };
-    write().map_err(|error: std::io::Error| FilterError::Write { path: path.clone(), error })?;
+    carried::write(&path, FILTER).map_err(|error| FilterError::Write { path: path.clone(), error })?;
     Ok(path)
 }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use lamina_abi::Interleave;
 use lamina_qemu::launch::{self, Prepared};
 use lamina_qemu::{Accel, Attach, AttachKind, BootConfig, BootError, GuestFile, Source};
@@ -24,6 +24,7 @@ use crate::args::{Boot, DeviceArgs, DiskArg};
 use crate::client::{self, ApiAt};
 use crate::holder::{Holder, StopSwitch, oom};
 use crate::life::{self, WindowFile};
+use crate::modelled::{LineRecorder, LinesWanted};
 use crate::out::{self, print_line};
 use crate::partition_table::PartitionArgs;
 use crate::shmem;
@@ -47,19 +48,35 @@ pub(crate) struct Ready {
 }
 
 /// Boots a guest and waits for its end: the exit status of its script.
-pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
+pub(crate) async fn boot(mut args: Boot) -> Result<ExitCode> {
     let signals = Signals::watch()?;
     check(&args)?;
     let files = programs(&args).await?;
     let (device, print_command) = (Served::of(&args).await?, args.print_command);
     let Served { way, holder, qmp, folder } = device;
+    let lines = line_recorder(&mut args, &way)?;
     let prepared = prepare(args, &way, files, qmp).await?;
     let status = if print_command {
         print_line!("{}", prepared.command.to_shell())?;
         None
     } else {
+        if lines.is_some() {
+            ensure!(prepared.qemu.has_plugins()?, "this QEMU takes no plug-ins, which --record-lines needs");
+        }
+        let recording = match lines {
+            Some(lines) => Some(lines.begin().await?),
+            None => None,
+        };
         let console = Box::new(out::console(String::new()));
-        run(vec![Ready { name: None, prepared, console }], signals).await?.remove(0)
+        let ran = run(vec![Ready { name: None, prepared, console }], signals).await;
+        // Why a guest did not run says more than that nothing was recorded of it.
+        let recorded = match recording {
+            Some(recording) => recording.end().await,
+            None => Ok(()),
+        };
+        let status = ran?.remove(0);
+        recorded?;
+        status
     };
     drop(way);
     // Unmounting sleeps.
@@ -91,6 +108,24 @@ fn check(args: &Boot) -> Result<()> {
     let sockets = args.ctl.iter().chain(disks).chain(mailbox).chain(shmem);
     sockets.into_iter().try_for_each(|socket| check_socket_dir(socket))?;
     Ok(())
+}
+
+/// What records the guest's lines, if that is asked for, with QEMU's options for it among the
+/// others.
+fn line_recorder(args: &mut Boot, way: &Way) -> Result<Option<LineRecorder>> {
+    let Some(out) = args.record_lines.clone() else { return Ok(None) };
+    let base_bytes = match &way.attach {
+        Attach::Cxl(cxl) if cxl.targets.is_none() => cxl.base_bytes,
+        Attach::Ivshmem(ivshmem) => ivshmem.base_bytes,
+        _ => bail!("--record-lines goes with --attach cxl, without --interleave, and with ivshmem"),
+    };
+    ensure!(args.accel != Some(Accel::Kvm), "--record-lines goes with --accel tcg: KVM tells of no loads");
+    args.accel = Some(Accel::Tcg);
+    let cache = usize::try_from(args.lines_cache)?;
+    let api = ApiAt::in_dir(&args.device.run_dir);
+    let lines = LineRecorder::new(LinesWanted { out, api, base_bytes, cpus: args.cpus, cache })?;
+    args.qemu.splice(0..0, lines.args());
+    Ok(Some(lines))
 }
 
 /// A device, and the way of a guest to it.

@@ -1,7 +1,9 @@
 //! What is modelled and not measured: `lamina model`, `compare`, `trace` and `elastic`, and
-//! `--model-dram` of a device that is served.
+//! `--model-dram` of a device that is served,
+//! and `--record-lines` of a guest.
 
 mod elastic;
+mod lines;
 mod live;
 mod planner;
 mod record;
@@ -10,6 +12,7 @@ mod system;
 mod traces;
 
 pub(crate) use self::elastic::elastic;
+pub(crate) use self::lines::{LineRecorder, Wanted as LinesWanted};
 pub(crate) use self::live::Live;
 pub(crate) use self::planner::served as planner;
 pub(crate) use self::record::record;

@@ -9,6 +9,7 @@ pub mod codec;
 mod cpu;
 pub mod deaths;
 pub mod files;
+pub mod model;
 pub mod models;
 pub mod mount;
 pub mod packkv;

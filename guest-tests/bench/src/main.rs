@@ -9,6 +9,7 @@ use lamina_bench::{
     codec::{BUNDLED_KV, CodecBench},
     deaths::Deaths,
     files::Files,
+    model::ModelBench,
     models::Models,
     mount::Mount,
     packkv,
@@ -83,6 +84,15 @@ enum What {
         /// KiB the host reads when a page is missing
         #[arg(long, default_value_t = 1024)]
         read_ahead_kb: u32,
+    },
+    /// What modelling costs: lines of an emulated guest observed, a device recorded, traces replayed
+    Model {
+        /// MiB of the tensor read
+        #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..=1024))]
+        mib: u64,
+        /// Rounds, of which the median counts
+        #[arg(long, default_value_t = MODEL_ROUNDS, value_parser = clap::value_parser!(u32).range(1..=1000))]
+        rounds: u32,
     },
     /// Models as files: reads at a precision beside the same view of the window, `lamina load`
     /// beside `cp` to a tmpfs
@@ -230,6 +240,8 @@ enum What {
 /// MiB that are stored when workers are killed, and how often they are.
 const STORED_MIB: [u64; 2] = [1024, 4096];
 const KILLS: u32 = 7;
+/// Rounds of what modelling costs.
+const MODEL_ROUNDS: u32 = 5;
 /// Rounds of the pool.
 const POOL_ROUNDS: u32 = 15;
 /// Rounds of products.
@@ -271,6 +283,7 @@ fn run(cli: Cli) -> Result<()> {
         What::Pool { rounds: POOL_ROUNDS },
         What::Packkv { rounds: PACKKV_ROUNDS },
         What::Mount { mib: 96, rounds: 5, read_ahead_kb: 1024 },
+        What::Model { mib: 32, rounds: MODEL_ROUNDS },
         What::Models { mib: 256, rounds: 5, read_ahead_kb: 1024 },
         What::Files { mib: 256, rounds: 5, beside: None },
         What::Store { mib: STORE_MIB, rounds: STORE_ROUNDS, codec: Codec::default(), json: false },
@@ -360,6 +373,7 @@ impl What {
         match self {
             Self::Codec { .. } => "codec",
             Self::Mount { .. } => "mount",
+            Self::Model { .. } => "model",
             Self::Models { .. } => "models",
             Self::Files { .. } => "files",
             Self::Store { .. } => "store",
@@ -397,6 +411,15 @@ fn measure(what: What, models: &[PathBuf], default: bool) -> Result<Measured> {
             Ok(Measured::new(format!(
                 "cold sequential reads of {mib} MiB of bf16, read-ahead {read_ahead_kb} KiB, medians of {rounds}; views in bytes of their elements' bf16\n{}\n",
                 mount.run()?
+            )))
+        }
+        What::Model { mib, rounds } => {
+            eprintln!("bench: what modelling costs, {rounds} rounds");
+            let bench = ModelBench { models, bytes: mib << 20, rounds: rounds as usize };
+            let tables = [bench.replayed()?, bench.recorded()?, bench.lines()?];
+            let [replayed, recorded, lines] = tables.map(|table| table.to_string());
+            Ok(Measured::new(format!(
+                "what modelling costs, a tensor of {mib} MiB of bf16, medians of {rounds}\n{replayed}\n\n{recorded}\n\n{lines}\n"
             )))
         }
         What::Models { mib, rounds, read_ahead_kb } => {

@@ -6,7 +6,7 @@ use clap::Args;
 use lamina_qemu::{Accel, AttachKind};
 
 use super::DeviceArgs;
-use super::values::{accel, put};
+use super::values::{accel, bytes, put};
 
 /// Boot a guest that sees a device as CXL memory, as disks, as shared memory of PCI devices, or as
 /// a file system.
@@ -36,6 +36,8 @@ Examples:
       lamina boot --interleave 2x256 --model model.safetensors --views full,e8m3
   As shared memory, or several guests at once, with all options in a file:
       lamina boot --topology docs/topology.toml
+  Lines of 64 bytes that a guest touches, for a trace that `lamina compare` judges:
+      lamina boot --model model.safetensors --script ./work.sh --record-lines work.trace
   Only say what would be started, for a QEMU command line of your own:
       lamina boot --base ~/lamina/base --views-file ~/lamina/views --print-command")]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
@@ -101,6 +103,14 @@ pub(crate) struct Boot {
     /// Let QEMU have huge pages for the windows: on a mount it then reads megabytes for a byte.
     #[arg(long)]
     pub(crate) huge_pages: bool,
+    /// Record which lines of the windows the guest touches, as a trace in a new file. The guest is
+    /// emulated, and the device is one that this starts, as CXL memory or by ivshmem.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["guest", "base", "disks", "shmem", "print_command", "topology"])]
+    pub(crate) record_lines: Option<PathBuf>,
+    /// The modelled cache of each of the guest's processors, of eight ways, before which lines are
+    /// not recorded: a power of two, or 0 to record every load and store.
+    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "2M", requires = "record_lines")]
+    pub(crate) lines_cache: u64,
     /// Print the command that starts QEMU, and end.
     #[arg(long)]
     pub(crate) print_command: bool,

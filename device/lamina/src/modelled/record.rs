@@ -24,7 +24,7 @@ use crate::out::print_line;
 use crate::status::NoDevice;
 
 /// Pieces of the trace that wait to be written.
-const WAITING: usize = 16;
+pub(super) const WAITING: usize = 16;
 /// How often progress is shown.
 const SHOWN: Duration = Duration::from_millis(500);
 
@@ -116,7 +116,7 @@ async fn follow(args: &Record, file: File) -> Result<Recorded> {
 }
 
 /// Hands the next piece on; whether there was one that somebody takes.
-async fn pass(body: &mut Incoming, to: &tokio::sync::mpsc::Sender<Bytes>) -> bool {
+pub(super) async fn pass(body: &mut Incoming, to: &tokio::sync::mpsc::Sender<Bytes>) -> bool {
     match body.frame().await {
         Some(Ok(frame)) => match frame.into_data() {
             Ok(data) => to.send(data).await.is_ok(),
@@ -178,13 +178,13 @@ fn copy(pieces: Pieces, file: File, most: Option<u64>) -> Result<Recorded> {
 }
 
 /// A trace as it comes, to be read.
-struct Pieces {
+pub(super) struct Pieces {
     from: Receiver<Bytes>,
     piece: Bytes,
 }
 
 impl Pieces {
-    fn new(from: Receiver<Bytes>) -> Self {
+    pub(super) fn new(from: Receiver<Bytes>) -> Self {
         Self { from, piece: Bytes::new() }
     }
 }

@@ -6,6 +6,8 @@
 //!   and the trace says how many and where.
 //! * Memory is bounded: the queue, the pieces that wait for who takes the trace, and a table of
 //!   blocks whose layout was said. A block that fell out of the table is said again.
+//! * Once it is told to stop, a recording ends whether anybody takes the trace or not. What nobody
+//!   took in time is lost as well, and the last piece, for which room is kept, says so.
 //! * A record is what one request moved of one block: the layout of a bundle is said before it, so
 //!   that a replay fetches the lines that were fetched.
 
@@ -31,7 +33,8 @@ use lamina_model::trace::{
 };
 use lamina_serve::Recorder;
 use lamina_store::entry::Entry;
-use tokio::sync::mpsc::Sender;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::mpsc::{OwnedPermit, Sender};
 
 /// Events that wait: some megabytes.
 const QUEUE: usize = 1 << 15;
@@ -41,6 +44,8 @@ const BATCH: usize = 1 << 12;
 const SAID: usize = 1 << 17;
 /// How long what was recorded may wait to be sent.
 const SENT: Duration = Duration::from_millis(200);
+/// How long a piece may wait for room once the recording is to stop, and how often that is looked at.
+const TAKEN: (Duration, Duration) = (Duration::from_secs(2), Duration::from_millis(5));
 
 /// What is kept of an event.
 #[derive(Clone, Debug)]
@@ -69,6 +74,8 @@ struct Recording {
     queue: SyncSender<Event>,
     lost: AtomicU64,
     stop: AtomicBool,
+    /// Nobody took a piece in time, so that all others but the last are left out.
+    untaken: AtomicBool,
     done: AtomicBool,
 }
 
@@ -114,6 +121,7 @@ impl Recorder for Recordings {
             queue,
             lost: AtomicU64::new(0),
             stop: AtomicBool::new(false),
+            untaken: AtomicBool::new(false),
             done: AtomicBool::new(false),
         });
         let watcher: Arc<dyn Watcher> = recording.clone();
@@ -172,7 +180,8 @@ impl Pump {
     fn write(&self, events: &Receiver<Event>, to: Sender<Bytes>) -> io::Result<()> {
         let header = Header { seen: Seen::Requests, device_bytes: self.device_bytes };
         let taken = to.clone();
-        let mut trace = Trace::new(Writer::new(Pieces { to, bytes: Vec::new() }, header)?, &self.guests)?;
+        let pieces = Pieces::new(to, Arc::clone(&self.recording));
+        let mut trace = Trace::new(Writer::new(pieces, header)?, &self.guests)?;
         let (mut batch, mut sent, mut said_lost) = (Vec::with_capacity(BATCH), Instant::now(), 0);
         loop {
             let stops = self.recording.stop.load(Relaxed);
@@ -186,11 +195,19 @@ impl Pump {
                     batch.extend(events.try_iter().take(BATCH - 1));
                     trace.add(&batch)?;
                     batch.clear();
+                    if self.recording.untaken.load(Relaxed) {
+                        self.unwatch();
+                        let left = events.try_iter().count() as u64;
+                        trace.lose(left + self.recording.lost.load(Relaxed) - said_lost)?;
+                        trace.writer.finish()?.end();
+                        return Ok(());
+                    }
                 }
                 Err(RecvTimeoutError::Timeout) if !stops => {}
                 Err(_) => {
                     trace.lose(self.recording.lost.load(Relaxed) - said_lost)?;
-                    return trace.writer.finish().map(drop);
+                    trace.writer.finish()?.end();
+                    return Ok(());
                 }
             }
             let lost = self.recording.lost.load(Relaxed);
@@ -210,12 +227,27 @@ impl Pump {
 /// Sends what is written when it is flushed, or enough.
 struct Pieces {
     to: Sender<Bytes>,
+    /// Room for the last piece, whether the others are taken or not.
+    last: Option<OwnedPermit<Bytes>>,
     bytes: Vec<u8>,
+    recording: Arc<Recording>,
 }
 
 impl Pieces {
     /// Bytes of a piece.
     const PIECE: usize = 1 << 16;
+
+    fn new(to: Sender<Bytes>, recording: Arc<Recording>) -> Self {
+        let last = to.clone().try_reserve_owned().ok();
+        Self { to, last, bytes: Vec::new(), recording }
+    }
+
+    /// Sends what is left. It is all that was not taken in time, or the end of what was.
+    fn end(self) {
+        if let Some(last) = self.last.filter(|_| !self.bytes.is_empty()) {
+            last.send(self.bytes.into());
+        }
+    }
 }
 
 impl Write for Pieces {
@@ -228,11 +260,27 @@ impl Write for Pieces {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        if self.bytes.is_empty() {
+        if self.bytes.is_empty() || self.recording.untaken.load(Relaxed) {
             return Ok(());
         }
-        let piece = std::mem::take(&mut self.bytes).into();
-        self.to.blocking_send(piece).map_err(|_| io::ErrorKind::BrokenPipe.into())
+        let mut waited = Duration::ZERO;
+        let mut piece = Bytes::from(std::mem::take(&mut self.bytes));
+        loop {
+            piece = match self.to.try_send(piece) {
+                Ok(()) => return Ok(()),
+                Err(TrySendError::Closed(_)) => return Err(io::ErrorKind::BrokenPipe.into()),
+                Err(TrySendError::Full(piece)) => piece,
+            };
+            if waited >= TAKEN.0 {
+                self.bytes = piece.into();
+                self.recording.untaken.store(true, Relaxed);
+                return Ok(());
+            }
+            thread::sleep(TAKEN.1);
+            if self.recording.stop.load(Relaxed) {
+                waited += TAKEN.1;
+            }
+        }
     }
 }
 

@@ -13,6 +13,7 @@ mod ram;
 mod ram_tools;
 mod rooms;
 mod soak;
+mod traced;
 mod vhost;
 
 use std::path::{Path, PathBuf};

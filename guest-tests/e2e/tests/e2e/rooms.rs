@@ -56,6 +56,7 @@ const ROOMS: [(&str, &[&str]); 19] = [
             "lamina-device",
             "lamina-guest",
             "lamina-llama",
+            "lamina-model",
             "lamina-pool",
             "lamina-qemu",
             "lamina-run",

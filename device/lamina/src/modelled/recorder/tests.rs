@@ -220,7 +220,7 @@ fn one_records_at_a_time_and_nothing_is_told_before_or_after() {
 #[test]
 fn what_comes_too_fast_is_lost_and_said() {
     let mut rig = Rig::new(Mode::Trace);
-    let (to, recorded) = channel(1);
+    let (to, recorded) = channel(2);
     rig.recordings.begin(&rig.device, to).unwrap();
     rig.recorded = recorded;
     let mut out = vec![0; 4 << 20];
@@ -237,4 +237,37 @@ fn what_comes_too_fast_is_lost_and_said() {
     // What was lost is what is not there: each of 1024 blocks, each time.
     let windows: u64 = rounds * 1024;
     assert!(told + comparison.lost >= windows, "{told} + {}", comparison.lost);
+}
+
+/// Who takes nothing any more keeps no recording from its end.
+#[test]
+fn a_recording_that_nobody_takes_ends_when_it_is_told_to() {
+    let mut rig = Rig::new(Mode::Trace);
+    let (to, recorded) = channel(2);
+    rig.recordings.begin(&rig.device, to).unwrap();
+    rig.recorded = recorded;
+    let mut out = vec![0; 4 << 20];
+    let rounds = 64;
+    for _ in 0..rounds {
+        rig.device.read_base(0, &mut out).unwrap();
+    }
+    assert!(rig.recordings.stop());
+    let begun = Instant::now();
+    // Another one may begin: this one has ended, and nothing of it was taken.
+    let (to, _recorded) = channel(2);
+    while rig.recordings.begin(&rig.device, to.clone()).is_err() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "the recording does not end");
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert!(rig.recordings.stop());
+    // What waited is a whole trace that counts the rest as lost.
+    let mut trace = Vec::new();
+    while let Some(piece) = rig.recorded.blocking_recv() {
+        trace.extend_from_slice(&piece);
+    }
+    let comparison = replayed(&trace);
+    let told = comparison.designs[0].requests;
+    assert!(told > 0 && comparison.lost > 0, "{told} and {}", comparison.lost);
+    let blocks: u64 = rounds * 1024;
+    assert!(told + comparison.lost >= blocks, "{told} + {}", comparison.lost);
 }

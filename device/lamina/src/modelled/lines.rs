@@ -1,0 +1,309 @@
+//! `lamina boot --record-lines`: which lines of the windows a guest touches, as a trace.
+//!
+//! * QEMU's plug-in records lines by their places in the guest's memory. A thread takes them as
+//!   they come, and a file without a name keeps them until the guest has ended.
+//! * How blocks are stored is what a recording of the device says meanwhile: the host's page cache
+//!   asks for each page before a guest can load of it. A block has one layout in the trace, its
+//!   last.
+//! * Between the guest and the trace lies a *modelled* cache. What is in the trace is what it would
+//!   have read and written back.
+
+mod places;
+mod shown;
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use hyper::Method;
+use indicatif::{BinaryBytes, HumanCount};
+use lamina_model::trace::{Block, Header, Item, Reader, Request, Seen, Writer};
+use lamina_qemu::lines::{Line, Lines};
+use lamina_qemu::recipe;
+use tempfile::TempDir;
+use tokio::sync::mpsc::channel;
+
+use self::places::{Monitor, Place, Window};
+use self::shown::Map;
+use super::record::{Pieces, WAITING, pass};
+use crate::client::{self, ApiAt};
+use crate::log;
+
+/// How often lines are taken.
+const TAKEN: Duration = Duration::from_millis(10);
+/// How often QEMU is asked for the windows until both are there, and then.
+const ASKED: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(5)];
+/// Bytes of a line in the file.
+const KEPT: usize = 26;
+
+/// What is wanted.
+pub(crate) struct Wanted {
+    /// The trace, a new file.
+    pub(crate) out: PathBuf,
+    /// The device's API.
+    pub(crate) api: ApiAt,
+    /// Bytes of the base window.
+    pub(crate) base_bytes: u64,
+    /// The guest's processors.
+    pub(crate) cpus: u32,
+    /// Bytes of the modelled cache of each.
+    pub(crate) cache: usize,
+}
+
+/// A new file, which goes again unless it becomes a trace.
+struct Out {
+    file: File,
+    path: PathBuf,
+    is_trace: bool,
+}
+
+impl Drop for Out {
+    fn drop(&mut self) {
+        if !self.is_trace {
+            // What cannot be removed is empty, or a trace that says that it was cut short.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// A recording that is ready for its guest.
+pub(crate) struct LineRecorder {
+    wanted: Wanted,
+    out: Out,
+    lines: Arc<Lines>,
+    monitor: PathBuf,
+    _folder: TempDir,
+}
+
+/// A recording under way.
+pub(crate) struct Recording {
+    recorder: LineRecorder,
+    stop: Arc<AtomicBool>,
+    taker: JoinHandle<Result<Taken>>,
+    layouts: tokio::task::JoinHandle<Result<Vec<(u64, Block)>>>,
+}
+
+/// What was taken of a guest.
+struct Taken {
+    kept: File,
+    lines: u64,
+    last_ns: u64,
+    places: Vec<Place>,
+}
+
+impl LineRecorder {
+    /// Makes what QEMU is to write to.
+    ///
+    /// # Errors
+    /// A file cannot be made.
+    pub(crate) fn new(wanted: Wanted) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("lamina-lines-").tempdir()?;
+        let lines = Lines::new(folder.path(), &recipe::cache(), wanted.cpus, wanted.cache)?;
+        let made = OpenOptions::new().write(true).create_new(true).open(&wanted.out);
+        let file = made.with_context(|| format!("cannot make {}", wanted.out.display()))?;
+        let monitor = folder.path().join("qmp.sock");
+        let out = Out { file, path: wanted.out.clone(), is_trace: false };
+        Ok(Self { wanted, out, lines: Arc::new(lines), monitor, _folder: folder })
+    }
+
+    /// The options that QEMU needs for it.
+    pub(crate) fn args(&self) -> Vec<String> {
+        let mut args = self.lines.args().to_vec();
+        let monitor = self.monitor.to_string_lossy().replace(',', ",,");
+        args.extend(["-qmp".to_owned(), format!("unix:{monitor},server=on,wait=off")]);
+        args
+    }
+
+    /// Begins, before the guest does.
+    ///
+    /// # Errors
+    /// The device records already, or does not answer.
+    pub(crate) async fn begin(self) -> Result<Recording> {
+        let (mut body, connection) = client::open(&self.wanted.api, "/trace").await?;
+        let (to, pieces) = channel(WAITING);
+        let reader = tokio::task::spawn_blocking(move || layouts(Pieces::new(pieces)));
+        let layouts = tokio::spawn(async move {
+            while pass(&mut body, &to).await {}
+            drop((to, connection));
+            reader.await?
+        });
+        let stop = Arc::new(AtomicBool::new(false));
+        let (lines, monitor, stopped) = (Arc::clone(&self.lines), self.monitor.clone(), Arc::clone(&stop));
+        let taker =
+            thread::Builder::new().name("lines".into()).spawn(move || take(&lines, &monitor, &stopped))?;
+        Ok(Recording { recorder: self, stop, taker, layouts })
+    }
+}
+
+impl Recording {
+    /// Writes the trace, when the guest has ended and the device has not.
+    ///
+    /// # Errors
+    /// Nothing was recorded, and why.
+    pub(crate) async fn end(self) -> Result<()> {
+        let out = self.recorder.wanted.out.clone();
+        self.write().await.with_context(|| format!("no lines in {}", out.display()))
+    }
+
+    async fn write(self) -> Result<()> {
+        let Self { recorder, stop, taker, layouts } = self;
+        let LineRecorder { wanted, out, lines, _folder: folder, .. } = recorder;
+        stop.store(true, Ordering::Relaxed);
+        let taken = tokio::task::spawn_blocking(move || taker.join()).await?;
+        let taken = taken.map_err(|_| anyhow!("the thread that takes lines failed"))??;
+        let map = {
+            let tensors = client::ask(&wanted.api, Method::GET, "/tensors", None).await?;
+            let views = client::ask(&wanted.api, Method::GET, "/views", None).await?;
+            Map::new(tensors, &views)?
+        };
+        client::ask(&wanted.api, Method::DELETE, "/trace", None).await?;
+        let blocks = layouts.await??;
+        ensure!(lines.is_loaded(), "QEMU did not load the recorder");
+        ensure!(!taken.places.is_empty(), "the guest brought up no window");
+        let (bytes, cache) = (wanted.base_bytes, wanted.cache);
+        let written = tokio::task::spawn_blocking(move || {
+            // All of it, so that it is dropped here.
+            let mut out = out;
+            let written = write_trace(&out.file, taken, &lines, &map, &blocks, bytes);
+            out.is_trace = written.is_ok();
+            drop(folder);
+            written
+        });
+        let Written { requests, elsewhere, lost } = written.await??;
+        let (requests, lost, elsewhere) = (HumanCount(requests), HumanCount(lost), HumanCount(elsewhere));
+        let behind = match cache {
+            0 => "each load and store".to_owned(),
+            bytes => format!("behind a modelled cache of {} a processor", BinaryBytes(bytes as u64)),
+        };
+        let out = wanted.out.display();
+        log::say(&format!("{out}: {requests} lines, {behind}; {lost} lost, {elsewhere} of no view left out"));
+        Ok(())
+    }
+}
+
+/// The layouts that a recording of the device says, the last of each block.
+fn layouts(pieces: Pieces) -> Result<Vec<(u64, Block)>> {
+    let mut reader = Reader::new(pieces).context("the device sends no trace")?;
+    let mut blocks = std::collections::BTreeMap::new();
+    while let Some(item) = reader.next_item()? {
+        if let Item::Block(number, block) = item {
+            blocks.insert(number, block);
+        }
+    }
+    Ok(blocks.into_iter().collect())
+}
+
+/// Takes lines until it is told to stop, and then what is left.
+fn take(lines: &Lines, socket: &Path, stop: &AtomicBool) -> Result<Taken> {
+    let mut kept = BufWriter::new(tempfile::tempfile()?);
+    let mut taken = Taken { kept: kept.get_ref().try_clone()?, lines: 0, last_ns: 0, places: Vec::new() };
+    let (mut monitor, mut asked, mut batch) = (None, None::<Instant>, Vec::new());
+    loop {
+        let stops = stop.load(Ordering::Relaxed);
+        lines.take(&mut batch);
+        for line in batch.drain(..) {
+            keep(&mut kept, &mut taken, &line)?;
+        }
+        if stops {
+            for (processor, address) in lines.unwritten() {
+                let time_ns = taken.last_ns;
+                keep(&mut kept, &mut taken, &Line { time_ns, address, bytes: 64, write: true, processor })?;
+            }
+            kept.flush()?;
+            return Ok(taken);
+        }
+        let has = |window| taken.places.iter().any(|place| place.window == window);
+        let pause = ASKED[usize::from(has(Window::Base) && has(Window::Views))];
+        if asked.is_none_or(|asked| asked.elapsed() >= pause) {
+            asked = Some(Instant::now());
+            // QEMU listens when it has started, and not when it has ended.
+            if monitor.is_none() {
+                monitor = Monitor::connect(socket).ok();
+            }
+            match monitor.as_mut().map(Monitor::places) {
+                Some(Ok(places)) if !places.is_empty() && places != taken.places => {
+                    let ranges: Vec<_> = places.iter().map(|place| place.at.clone()).collect();
+                    lines.watch(&ranges);
+                    tracing::debug!("lines of {places:?}");
+                    taken.places = places;
+                }
+                Some(Err(why)) => {
+                    tracing::debug!("QEMU does not say where the windows are: {why:#}");
+                    monitor = None;
+                }
+                _ => {}
+            }
+        }
+        thread::sleep(TAKEN);
+    }
+}
+
+/// Keeps a line by its place in its window.
+fn keep(kept: &mut impl Write, taken: &mut Taken, line: &Line) -> io::Result<()> {
+    let Some(place) = taken.places.iter().find(|place| place.at.contains(&line.address)) else {
+        return Ok(());
+    };
+    let offset = line.address - place.at.start + place.offset;
+    let mut bytes = [0; KEPT];
+    bytes[..8].copy_from_slice(&line.time_ns.to_le_bytes());
+    bytes[8..16].copy_from_slice(&offset.to_le_bytes());
+    bytes[16..24].copy_from_slice(&line.bytes.to_le_bytes());
+    bytes[24] = u8::from(line.write);
+    bytes[25] = u8::from(place.window == Window::Views);
+    taken.lines += 1;
+    taken.last_ns = taken.last_ns.max(line.time_ns);
+    kept.write_all(&bytes)
+}
+
+/// What is in a trace.
+struct Written {
+    requests: u64,
+    /// Lines of the views window behind which is no view.
+    elsewhere: u64,
+    lost: u64,
+}
+
+fn write_trace(
+    file: &File,
+    taken: Taken,
+    lines: &Lines,
+    map: &Map,
+    blocks: &[(u64, Block)],
+    device_bytes: u64,
+) -> Result<Written> {
+    let Taken { mut kept, lines: count, .. } = taken;
+    let mut writer = Writer::new(BufWriter::new(file), Header { seen: Seen::Lines, device_bytes })?;
+    for view in map.views() {
+        writer.view(view)?;
+    }
+    for (number, block) in blocks {
+        writer.block(*number, block)?;
+    }
+    kept.rewind()?;
+    let mut from = BufReader::new(kept);
+    let mut written = Written { requests: 0, elsewhere: 0, lost: lines.lost() };
+    for _ in 0..count {
+        let mut bytes = [0; KEPT];
+        from.read_exact(&mut bytes)?;
+        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
+        let window = if bytes[25] == 1 { Window::Views } else { Window::Base };
+        let Some((address, length, view)) = map.behind(window, word(8), word(16)) else {
+            written.elsewhere += 1;
+            continue;
+        };
+        let length = length.min(device_bytes.saturating_sub(address)).max(1);
+        let (time_ns, write) = (word(0), bytes[24] == 1);
+        writer.request(&Request { time_ns, address, length, view, guest: 0, write, served: None })?;
+        written.requests += 1;
+    }
+    if written.lost > 0 {
+        writer.lost(written.lost)?;
+    }
+    writer.finish()?;
+    Ok(written)
+}

@@ -1,0 +1,211 @@
+//! Which lines of the windows an emulated guest touches: the reading side of the plug-in
+//! `line-recorder/recorder.rs`.
+//!
+//! * The plug-in and this share a file: a ring of records for each processor of the guest. The
+//!   plug-in never waits; what finds no room is counted.
+//! * Between the guest and the rings lies a *modelled* cache, a part for each processor,
+//!   write-back, of eight ways, least recently used first out. Without it every load and store is a
+//!   record. The parts are not coherent with each other, and hold lines of the windows alone.
+//! * Not seen: what an emulated device reads and writes by itself, instructions that drop lines
+//!   from caches, and the second page of a load or store over two.
+//! * QEMU has to emulate the guest (TCG), and to have plug-ins of version 7: 11.1 has.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memmap2::MmapRaw;
+
+use crate::carried;
+use crate::topology::escape;
+
+#[path = "../line-recorder/layout.rs"]
+mod layout;
+
+use self::layout::{
+    ADDRESS, DIRTY, MAGIC, MAX_RANGES, PAGE, SIZE_SHIFT, VERSION, WAYS, WRITE, cache_word, counter, header,
+    part_bytes,
+};
+
+const RECORDER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libline_recorder.so"));
+/// Records of a ring: 16 MiB.
+const RECORDS: usize = 1 << 20;
+/// Bytes of a line.
+const LINE: usize = 64;
+/// The smallest cache of a processor that can be modelled, in bytes, and the largest.
+pub const CACHES: (usize, usize) = (WAYS * LINE, 64 << 20);
+
+/// Why lines cannot be recorded.
+#[derive(Debug, thiserror::Error)]
+pub enum LinesError {
+    /// A file cannot be made or mapped.
+    #[error("cannot make {} for lines: {error}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// No cache of that size is modelled.
+    #[error("a processor's cache of {bytes} bytes cannot be modelled: 0 for none, or a power of two from {} to {}", CACHES.0, CACHES.1)]
+    Cache {
+        /// The bytes asked for.
+        bytes: usize,
+    },
+}
+
+/// One record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// Nanoseconds since the recorder was loaded.
+    pub time_ns: u64,
+    /// Where, in the guest's physical memory: of a line with a cache, of an access without one.
+    pub address: u64,
+    /// Its bytes: 64, or without a cache those of the access.
+    pub bytes: u64,
+    /// Whether it is written.
+    pub write: bool,
+    /// By which of the guest's processors.
+    pub processor: u32,
+}
+
+/// The file that a guest's recorder writes to.
+#[derive(Debug)]
+pub struct Lines {
+    map: MmapRaw,
+    recorder: PathBuf,
+    path: PathBuf,
+    processors: usize,
+    sets: usize,
+}
+
+impl Lines {
+    /// Makes the file for a guest with so many processors in `folder`, and puts the recorder into
+    /// the cache. Each processor has a modelled cache of `cache_bytes`, or none if they are 0.
+    ///
+    /// # Errors
+    /// A file cannot be made, or no such cache is modelled.
+    pub fn new(folder: &Path, cache: &Path, processors: u32, cache_bytes: usize) -> Result<Self, LinesError> {
+        let fits = (CACHES.0..=CACHES.1).contains(&cache_bytes) && cache_bytes.is_power_of_two();
+        if cache_bytes > 0 && !fits {
+            return Err(LinesError::Cache { bytes: cache_bytes });
+        }
+        let recorder = carried::place(cache, "line-recorder", RECORDER);
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            |error| LinesError::File { path, error }
+        };
+        carried::write(&recorder, RECORDER).map_err(failed(&recorder))?;
+        let (processors, sets) = (processors as usize, cache_bytes / (WAYS * LINE));
+        let path = folder.join("lines");
+        let map = || {
+            let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
+            let bytes = PAGE + processors * part_bytes(RECORDS, sets);
+            file.set_len(bytes as u64)?;
+            MmapRaw::map_raw(&file)
+        };
+        let map = map().map_err(failed(&path))?;
+        let lines = Self { map, recorder, path, processors, sets };
+        for (word, value) in [
+            (header::MAGIC, MAGIC),
+            (header::VERSION, VERSION),
+            (header::PROCESSORS, processors as u64),
+            (header::RECORDS, RECORDS as u64),
+            (header::SETS, sets as u64),
+        ] {
+            lines.word(word).store(value, Ordering::Relaxed);
+        }
+        Ok(lines)
+    }
+
+    /// The options that have QEMU load the recorder.
+    pub fn args(&self) -> [String; 2] {
+        let (recorder, ring) = (escape(&self.recorder), escape(&self.path));
+        ["-plugin".to_owned(), format!("file={recorder},ring={ring}")]
+    }
+
+    /// Has these ranges of the guest's physical memory watched from now on, at most 16.
+    pub fn watch(&self, ranges: &[Range<u64>]) {
+        let ranges = &ranges[..ranges.len().min(MAX_RANGES)];
+        // None while they change.
+        self.word(header::RANGES).store(0, Ordering::Release);
+        for (number, range) in ranges.iter().enumerate() {
+            let at = header::FIRST_RANGE + 2 * number;
+            self.word(at).store(range.start, Ordering::Relaxed);
+            self.word(at + 1).store(range.end, Ordering::Relaxed);
+        }
+        self.word(header::RANGES).store(ranges.len() as u64, Ordering::Release);
+    }
+
+    /// Whether QEMU has loaded the recorder.
+    pub fn is_loaded(&self) -> bool {
+        self.word(header::LOADED).load(Ordering::Acquire) == 1
+    }
+
+    /// Records that found no room.
+    pub fn lost(&self) -> u64 {
+        let parts = 0..self.processors;
+        parts.map(|processor| self.of(processor, counter::LOST).load(Ordering::Relaxed)).sum()
+    }
+
+    /// Takes what was recorded since it was taken last, in the order of time. Of two processors,
+    /// what happened within microseconds of this may come with the next call.
+    pub fn take(&self, into: &mut Vec<Line>) {
+        let begin = into.len();
+        let rate = self.word(header::TICKS_A_SECOND).load(Ordering::Relaxed).max(1);
+        let first = self.word(header::FIRST_TICK).load(Ordering::Relaxed);
+        for (number, processor) in (0..).zip(0..self.processors) {
+            let head = self.of(processor, counter::HEAD).load(Ordering::Acquire);
+            let tail = self.of(processor, counter::TAIL);
+            let mut at = tail.load(Ordering::Relaxed);
+            // What the other side says is held against the ring.
+            at = at.max(head.saturating_sub(RECORDS as u64)).min(head);
+            for record in at..head {
+                let slot = PAGE / 8 + 2 * (usize::try_from(record).unwrap_or(0) % RECORDS);
+                let what = self.of(processor, slot).load(Ordering::Relaxed);
+                let tick = self.of(processor, slot + 1).load(Ordering::Relaxed);
+                let since = u128::from(tick.saturating_sub(first)) * 1_000_000_000 / u128::from(rate);
+                into.push(Line {
+                    time_ns: u64::try_from(since).unwrap_or(u64::MAX),
+                    address: what & ADDRESS,
+                    bytes: 1 << (what >> SIZE_SHIFT & 15),
+                    write: what & WRITE != 0,
+                    processor: number,
+                });
+            }
+            tail.store(head, Ordering::Release);
+        }
+        into[begin..].sort_by_key(|line| line.time_ns);
+    }
+
+    /// The lines that the modelled caches still hold written: what they would write back one day.
+    /// Of a guest that has ended.
+    pub fn unwritten(&self) -> Vec<(u32, u64)> {
+        let mut found = Vec::new();
+        for (number, processor) in (0..).zip(0..self.processors) {
+            let words = cache_word(RECORDS)..cache_word(RECORDS) + self.sets * WAYS;
+            let held = words.map(|word| self.of(processor, word).load(Ordering::Relaxed));
+            let dirty = held.filter(|held| held & DIRTY != 0);
+            found.extend(dirty.map(|held| (number, (held & !DIRTY).saturating_sub(LINE as u64))));
+        }
+        found
+    }
+
+    /// A word of a processor's part.
+    fn of(&self, processor: usize, word: usize) -> &AtomicU64 {
+        self.word((PAGE + processor * part_bytes(RECORDS, self.sets)) / 8 + word)
+    }
+
+    fn word(&self, word: usize) -> &AtomicU64 {
+        assert!(word < self.map.len() / 8, "word {word} is not in the file");
+        // SAFETY: it is within the mapping, which lives as long as `self`, and aligned, for the
+        // mapping begins at a page. Whoever else has the file uses atomics on it, too, and nobody
+        // shortens it: it lies in a folder of this boot's own.
+        unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().cast::<u64>().add(word)) }
+    }
+}
+
+#[cfg(test)]
+mod tests;
