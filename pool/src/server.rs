@@ -34,6 +34,16 @@ pub(crate) fn words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
+/// The answer to what cannot be done.
+fn in_vain(op: u16) -> (u16, Vec<u8>) {
+    match op {
+        PREFIX => (ANSWERED, words(&[0])),
+        FIND | REMOVE => (MISSING, Vec::new()),
+        RESERVE => (FULL, Vec::new()),
+        _ => (REFUSED, Vec::new()),
+    }
+}
+
 fn of(node: u32, incarnation: u32) -> u64 {
     u64::from(incarnation) << 8 | (u64::from(node) + 1)
 }
@@ -78,7 +88,11 @@ impl IndexServer {
     /// # Errors
     /// [`PoolError::Fenced`], [`PoolError::Mem`].
     pub fn turn(&self) -> Result<usize, PoolError> {
-        self.pool.answer(|request| self.reply(request))
+        self.pool.answer(|request| match self.reply(request) {
+            // No damaged entry, and nobody who keeps a lock, ends a server.
+            Err(PoolError::Damaged { .. } | PoolError::Timeout(_)) => Ok(in_vain(request.op)),
+            reply => reply,
+        })
     }
 
     /// Does this node's duty and answers until `stop` holds. It sleeps while nobody asks.
@@ -98,7 +112,11 @@ impl IndexServer {
                 idle = idle.saturating_add(1);
                 self.pool.member.host.relax(idle);
             }
-            self.pool.serve()?;
+            match self.pool.serve() {
+                // It is done the next time.
+                Ok(()) | Err(PoolError::Timeout(_)) => {}
+                Err(why) => return Err(why),
+            }
         }
         Ok(())
     }
@@ -110,33 +128,23 @@ impl IndexServer {
         let nothing = |op: u16| Ok((op, Vec::new()));
         match (request.op, key) {
             (PREFIX, _) => match self.keys(request)? {
-                Some(keys) => {
-                    let found = match pool.look_up(&keys) {
-                        Err(PoolError::Damaged { .. }) => 0,
-                        found => found?,
-                    };
-                    Ok((ANSWERED, words(&[found as u64])))
-                }
+                Some(keys) => Ok((ANSWERED, words(&[pool.look_up(&keys)? as u64]))),
                 None => nothing(REFUSED),
             },
-            (FIND, Some(key)) => match find(&pool.member, &key) {
-                Ok(Some((slot, tag))) => {
+            (FIND, Some(key)) => match find(&pool.member, &key)? {
+                Some((slot, tag)) => {
                     pool.touch(&[slot])?;
                     Ok((READY, words(&[slot.number(), tag.0])))
                 }
-                Ok(None) | Err(PoolError::Damaged { .. }) => nothing(MISSING),
-                Err(why) => Err(why),
+                None => nothing(MISSING),
             },
             (RESERVE, Some(key)) => self.reserve(writer, key, word(request.body, 2)),
             (COMMIT, _) => {
                 let (slot, tag) = (word(request.body, 0), Tag(word(request.body, 1)));
                 let Some(slot) = pool.member.layout.slot(slot) else { return nothing(REFUSED) };
                 if let Some(reservation) = pool.reserved_by(writer, slot, tag)? {
-                    match reservation.commit_as(word(request.body, 2) as u32) {
-                        // Whoever reserved it was taken for dead just now.
-                        Err(PoolError::Damaged { .. }) => return nothing(REFUSED),
-                        committed => committed?,
-                    }
+                    // Refused if whoever reserved it was taken for dead just now.
+                    reservation.commit_as(word(request.body, 2) as u32)?;
                     return nothing(ANSWERED);
                 }
                 // It is asked again if a server died: perhaps that one had done it.
@@ -152,16 +160,16 @@ impl IndexServer {
                 }
                 nothing(ANSWERED)
             }
-            (REMOVE, Some(key)) => match pool.remove(&key) {
-                Ok(true) => nothing(READY),
-                Ok(false) | Err(PoolError::Damaged { .. }) => nothing(MISSING),
-                Err(why) => Err(why),
-            },
+            (REMOVE, Some(key)) => nothing(if pool.remove(&key)? { READY } else { MISSING }),
             _ => nothing(REFUSED),
         }
     }
 
     fn reserve(&self, writer: (u32, u32), key: Key, length: u64) -> Result<(u16, Vec<u8>), PoolError> {
+        // What a client asked that was recovered since, nobody would give back.
+        if !self.is_here(writer)? {
+            return Ok((REFUSED, Vec::new()));
+        }
         // What a server that died had reserved for it is its own still.
         let old = self.pool.reservation_of(writer, &key)?;
         let reservation = match old {
@@ -173,16 +181,24 @@ impl IndexServer {
                     Ok(Reserved::Yours(reservation)) => *reservation,
                     Ok(Reserved::Ready) => return Ok((READY, Vec::new())),
                     Ok(Reserved::Busy) => return Ok((BUSY, Vec::new())),
-                    // One damaged entry ends no server.
-                    Err(PoolError::Full { .. } | PoolError::Timeout(_) | PoolError::Damaged { .. }) => {
-                        return Ok((FULL, Vec::new()));
-                    }
+                    Err(PoolError::Full { .. }) => return Ok((FULL, Vec::new())),
                     Err(why) => return Err(why),
                 }
             }
         };
+        // Whoever recovers the client from now on finds it.
+        if !self.is_here(writer)? {
+            drop(reservation);
+            return Ok((REFUSED, Vec::new()));
+        }
         let (slot, tag, at) = reservation.hand_over();
         Ok((YOURS, words(&[slot.number(), tag.0, at])))
+    }
+
+    /// Whether a client is attached, and not recovered from.
+    fn is_here(&self, (client, incarnation): (u32, u32)) -> Result<bool, PoolError> {
+        let member = &self.pool.member;
+        Ok(member.incarnation(client)? == (incarnation, true) && member.fenced(client)? < incarnation)
     }
 
     /// The keys that a client sent, if all of them are there.

@@ -314,6 +314,36 @@ fn a_client_that_dies_with_a_place_of_the_servers_leaves_it() {
     }
 }
 
+#[test]
+fn what_a_client_asked_that_was_recovered_from_is_not_done() {
+    let mut asked = 0;
+    for seed in 0..40 {
+        let world = World::new(seed, seed % 4 == 0, &roomy());
+        let (server, client) = (Arc::new(world.attach(0).unwrap()), Arc::new(world.attach(1).unwrap()));
+        world.memory.kill_after(1, 30 + world.below(200));
+        let works: Vec<Work<'_>> = vec![
+            Box::new(|| {
+                let _ = store(&ServedIndex::new(Arc::clone(&client)), 1);
+            }),
+            Box::new(|| {
+                let serving = IndexServer::new(Arc::clone(&server)).unwrap();
+                // It hears nobody until the client is recovered from.
+                while server.stats().unwrap().nodes > 1 {
+                    world.clock.fetch_add(1, Ordering::Relaxed);
+                    server.serve().unwrap();
+                    let_others();
+                }
+                asked += serving.turn().unwrap();
+            }),
+        ];
+        assert!(world.run(works, false));
+        let stats = server.stats().unwrap();
+        assert_eq!((stats.reserved, stats.nodes), (0, 1), "seed {seed}");
+        assert_eq!(server.check(false).unwrap().problems, [], "seed {seed}");
+    }
+    assert!(asked > 20, "only {asked} had asked");
+}
+
 /// Memory of which the next streamed store into the chunks fails, if that is wanted.
 struct Failing {
     memory: Node,
