@@ -39,7 +39,7 @@ const LISTED: &[(&str, &str)] = &[
     ),
     ("counts.rs go_on Invalidate: Ok(member.lines.invalidate(first, length)?)", CHOICE),
     ("counts.rs go_on Invalidate: member.lines.invalidate(first, length)?;", CHOICE),
-    ("counts.rs put Flush: Ok(member.lines.flush(at, RECORD)?)", CHOICE),
+    ("counts.rs put Flush: Ok(member.lines.flush(at, record.len() as u64)?)", CHOICE),
     ("counts.rs tell Invalidate: member.lines.consume(at, RECORD)?;", CHOICE),
     ("counts.rs tell InvalidateFence: member.lines.consume(at, RECORD)?;", CHOICE),
     ("lock.rs ask Fence: self.lines.post(at, rung | 1 << (lock % 64))?;", LATER),
