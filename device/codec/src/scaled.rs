@@ -13,6 +13,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+pub mod integers;
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
