@@ -12,8 +12,8 @@
 
 use std::ops::Range;
 
-use super::rounded;
-use crate::{format::Format, view::widen_fp16};
+use super::{rounded, widen_fp16};
+use crate::format::Format;
 
 /// Integers of a word.
 pub const PACKED: usize = 8;
