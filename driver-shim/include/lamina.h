@@ -109,6 +109,23 @@ int lamina_invalidate(const lamina *handle, uint64_t offset, uint64_t length);
  */
 int lamina_tensor_add(const lamina *handle, const char *tensor, uint64_t length, const char *format, uint32_t kv_channels,
                       uint32_t kv_window);
+
+/* A tensor to be made: as lamina_tensor_add, and what else may be said. What is 0 or NULL is not said. */
+typedef struct lamina_new_tensor {
+    const char *name;
+    const char *format; /* for example "bf16" */
+    uint64_t length;    /* bytes */
+    uint32_t kv_channels;
+    uint32_t kv_window;
+    const char *codec; /* of its planes, for example "zstd" */
+    const char *lossy; /* full windows of a KV cache are coded with loss: "packkv", "packkv:0.1,median,8" */
+    const char *base;  /* a tensor that its blocks may be stored as differences to */
+} lamina_new_tensor;
+
+/* Makes a tensor where it fits, over bytes that stay. */
+int lamina_tensor_make(const lamina *handle, const lamina_new_tensor *tensor);
+/* Stores a tensor that has a base by itself, so that it needs none. */
+int lamina_tensor_detach(const lamina *handle, const char *tensor);
 int lamina_tensor_resize(const lamina *handle, const char *tensor, uint64_t length);
 int lamina_tensor_remove(const lamina *handle, const char *tensor);
 int lamina_view_add(const lamina *handle, const char *tensor, const char *view);

@@ -74,6 +74,19 @@ pub(crate) struct View {
     scale_exp: i32,
 }
 
+/// `struct lamina_new_tensor`.
+#[repr(C)]
+pub(crate) struct NewTensorSpec {
+    name: *const c_char,
+    format: *const c_char,
+    length: u64,
+    kv_channels: u32,
+    kv_window: u32,
+    codec: *const c_char,
+    lossy: *const c_char,
+    base: *const c_char,
+}
+
 /// Text with a zero byte inside ends there, as C would read it.
 fn c_string(text: &str) -> CString {
     CString::new(text.split('\0').next().unwrap_or_default()).unwrap_or_default()
@@ -121,6 +134,15 @@ unsafe fn name<'a>(pointer: *const c_char, what: &str) -> Result<&'a str, String
     // SAFETY: the caller's promise.
     let found = unsafe { c_str(pointer) }.ok_or_else(|| format!("{what} is NULL"))?;
     found.to_str().map_err(|_| format!("{what} is not UTF-8"))
+}
+
+/// The same, of what need not be said.
+///
+/// # Safety
+/// As [`name`].
+unsafe fn said(pointer: *const c_char, what: &str) -> Result<Option<String>, String> {
+    // SAFETY: the caller's promise.
+    (!pointer.is_null()).then(|| unsafe { name(pointer, what) }.map(str::to_owned)).transpose()
 }
 
 /// # Safety
@@ -367,6 +389,48 @@ pub(crate) unsafe extern "C" fn lamina_tensor_add(
         };
         let made = handle.lamina.ctl().and_then(|mut ctl| Ok(ctl.create_tensors(&[new])?));
         made.map(drop).map_err(|error| text(&error))
+    }))
+}
+
+/// # Safety
+/// As [`shared`]; `tensor` is null or points to a `lamina_new_tensor`, whose strings are null or
+/// zero-terminated.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn lamina_tensor_make(
+    handle: *const Handle,
+    tensor: *const NewTensorSpec,
+) -> c_int {
+    status(guard(|| {
+        // SAFETY: the caller's promise.
+        let (handle, spec) = unsafe { (shared(handle)?, tensor.as_ref()) };
+        let spec = spec.ok_or("the new tensor is NULL")?;
+        // SAFETY: the caller's promise.
+        let new = unsafe {
+            NewTensor {
+                name: name(spec.name, "the tensor's name")?.to_owned(),
+                length: spec.length,
+                format: name(spec.format, "the format's name")?.to_owned(),
+                kv: (spec.kv_channels > 0).then_some((spec.kv_channels, spec.kv_window)),
+                lossy: said(spec.lossy, "the lossy coding")?,
+                codec: said(spec.codec, "the codec's name")?,
+                base: said(spec.base, "the base's name")?,
+                ..NewTensor::default()
+            }
+        };
+        let made = handle.lamina.ctl().and_then(|mut ctl| Ok(ctl.create_tensors(&[new])?));
+        made.map(drop).map_err(|error| text(&error))
+    }))
+}
+
+/// # Safety
+/// As [`shared`]; `tensor` is null or a zero-terminated string.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn lamina_tensor_detach(handle: *const Handle, tensor: *const c_char) -> c_int {
+    status(guard(|| {
+        // SAFETY: the caller's promise.
+        let (handle, tensor) = unsafe { (shared(handle)?, name(tensor, "the tensor's name")?) };
+        let detached = handle.lamina.ctl().and_then(|mut ctl| Ok(ctl.detach_tensor(tensor)?));
+        detached.map(drop).map_err(|error| text(&error))
     }))
 }
 

@@ -159,17 +159,29 @@ pub struct NewTensor {
     pub shape: Vec<u64>,
     /// Channels of a row and tokens of a window, if it is a KV cache.
     pub kv: Option<(u32, u32)>,
+    /// Its full windows are coded with loss, as PackKV has it: `packkv` and what follows it, as
+    /// `lamina tensor add --lossy` is told. Only of a KV cache.
+    pub lossy: Option<String>,
     /// The codec of its planes; the device's if not given.
     pub codec: Option<String>,
+    /// A tensor of this guest's part that its blocks may be stored as differences to.
+    pub base: Option<String>,
 }
 
 impl NewTensor {
     fn json(&self) -> Value {
-        let layout = match self.kv {
-            None => json!({ "kind": "weight" }),
-            Some((channels, window)) => json!({ "kind": "kv", "channels": channels, "window": window }),
+        let Self { name, length, format, dpa, shape, kv, lossy, codec, base } = self;
+        let layout = match (kv, lossy) {
+            (None, None) => json!({ "kind": "weight" }),
+            (Some((channels, window)), None) => {
+                json!({ "kind": "kv", "channels": channels, "window": window })
+            }
+            // Without channels the device says that these are missing.
+            (Some((channels, window)), Some(lossy)) => {
+                json!({ "kind": "lossy_kv", "channels": channels, "window": window, "lossy": lossy })
+            }
+            (None, Some(lossy)) => json!({ "kind": "lossy_kv", "lossy": lossy }),
         };
-        let Self { name, length, format, dpa, shape, codec, .. } = self;
         json!({
             "name": name,
             "length": length,
@@ -178,6 +190,7 @@ impl NewTensor {
             "shape": shape,
             "layout": layout,
             "codec": codec,
+            "base": base,
         })
     }
 }
@@ -317,6 +330,15 @@ impl Ctl {
     /// Any of [`CtlError`].
     pub fn resize_tensor(&mut self, name: &str, length: u64) -> Result<Value, CtlError> {
         self.request(&json!({ "op": "resize_tensor", "name": name, "length": length }))
+    }
+
+    /// Stores a tensor that has a base by itself, so that it needs none. If that takes longer than
+    /// a request may, it goes on, and who asks again waits for it.
+    ///
+    /// # Errors
+    /// Any of [`CtlError`].
+    pub fn detach_tensor(&mut self, name: &str) -> Result<Value, CtlError> {
+        self.request(&json!({ "op": "detach_tensor", "name": name }))
     }
 
     /// Removes a tensor and its views. Its bytes stay, as bytes of nobody.

@@ -67,6 +67,11 @@ int main(int argc, char **argv)
     CHECK(lamina_view_add(handle, "mine", "e8m3") == 0);
     CHECK(lamina_view_remove(handle, "mine", "e8m3") == 0);
     CHECK(lamina_tensor_remove(handle, "mine") == 0);
+    lamina_new_tensor new_tensor = {.name = "tuned", .format = "bf16", .length = 8192, .base = "w"};
+    CHECK(lamina_tensor_make(handle, &new_tensor) == 0);
+    CHECK(lamina_tensor_detach(handle, "tuned") == 0);
+    lamina_new_tensor cache = {"cache", "bf16", 8192, 64, 64, "zstd", "packkv:0.1,median,8", NULL};
+    CHECK(lamina_tensor_make(handle, &cache) == 0);
     CHECK(lamina_refresh(handle) == 0);
     CHECK(lamina_tensor_info(handle, 0, &tensor) == 0 && strcmp(tensor.name, "w") == 0);
 
@@ -98,6 +103,14 @@ int main(int argc, char **argv)
     CHECK(lamina_tensor_add(NULL, "mine", 1, "bf16", 0, 0) < 0);
     CHECK(lamina_tensor_add(handle, NULL, 1, "bf16", 0, 0) < 0);
     CHECK(lamina_tensor_add(handle, "mine", 1, NULL, 0, 0) < 0);
+    CHECK(lamina_tensor_make(NULL, &cache) < 0 && lamina_tensor_make(handle, NULL) < 0);
+    CHECK(strstr(lamina_last_error(), "NULL") != NULL);
+    new_tensor.name = NULL;
+    CHECK(lamina_tensor_make(handle, &new_tensor) < 0);
+    cache.lossy = "\xff\xfe";
+    CHECK(lamina_tensor_make(handle, &cache) < 0);
+    CHECK(strstr(lamina_last_error(), "lossy") != NULL);
+    CHECK(lamina_tensor_detach(handle, NULL) < 0 && lamina_tensor_detach(NULL, "mine") < 0);
     CHECK(lamina_tensor_resize(handle, NULL, 1) < 0 && lamina_tensor_remove(handle, NULL) < 0);
     CHECK(lamina_view_add(handle, "mine", NULL) < 0 && lamina_view_remove(handle, NULL, "full") < 0);
     CHECK(lamina_refresh(NULL) < 0);

@@ -5,6 +5,7 @@ mod common;
 use std::{env, path::PathBuf, process::Command};
 
 use common::{Windows, willing_device};
+use serde_json::Value;
 
 fn fnv(bytes: &[u8]) -> u64 {
     bytes
@@ -48,14 +49,19 @@ fn a_c_program_reads_every_view_and_misuse_is_an_error() {
     assert!(requests[1].contains("4096"), "{}", requests[1]);
     assert!(requests[2].contains("\"invalidate\"") && requests[2].contains("8192"), "{}", requests[2]);
     assert_eq!(requests[3], "{\"op\":\"invalidate\"}");
-    let ops: Vec<serde_json::Value> =
-        requests[4..9].iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let ops: Vec<Value> = requests[4..12].iter().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(ops[0]["op"], "create_tensors");
     assert_eq!(ops[0]["tensors"][0]["layout"]["window"], 128);
     assert_eq!(ops[1], serde_json::json!({ "op": "resize_tensor", "name": "mine", "length": 4096 }));
     assert_eq!(ops[2], serde_json::json!({ "op": "view", "tensor": "mine", "spelling": "e8m3" }));
     assert_eq!(ops[3], serde_json::json!({ "op": "remove_view", "tensor": "mine", "spelling": "e8m3" }));
     assert_eq!(ops[4], serde_json::json!({ "op": "remove_tensor", "name": "mine" }));
+    assert_eq!((&ops[5]["tensors"][0]["base"], &ops[5]["tensors"][0]["codec"]), (&"w".into(), &Value::Null));
+    assert_eq!(ops[6], serde_json::json!({ "op": "detach_tensor", "name": "tuned" }));
+    let lossy = serde_json::json!({
+        "kind": "lossy_kv", "channels": 64, "window": 64, "lossy": "packkv:0.1,median,8",
+    });
+    assert_eq!((&ops[7]["tensors"][0]["layout"], &ops[7]["tensors"][0]["codec"]), (&lossy, &"zstd".into()));
 
     let text = String::from_utf8(ran.stdout).unwrap();
     let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split(' ').collect()).collect();

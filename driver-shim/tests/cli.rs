@@ -173,17 +173,29 @@ fn tensors_and_views_are_made_and_removed_by_the_device() {
     good(&windows, &["view", "add", "a b", "e8m3"]);
     good(&windows, &["view", "rm", "a b", "e8m3"]);
     good(&windows, &["tensor", "rm", "a b"]);
+    let plain = |name| ["tensor", "add", name, "--length", "8K", "--format", "bf16"];
+    good(&windows, &[&plain("tuned")[..], &["--derived-from", "w"]].concat());
+    good(&windows, &["tensor", "detach", "tuned"]);
+    good(&windows, &[&plain("cache")[..], &["--kv", "64", "--lossy", "packkv:0.1"]].concat());
     let ops: Vec<Value> =
         requests.lock().unwrap().iter().map(|line| serde_json::from_str(line).unwrap()).collect();
     let tensor = serde_json::json!({
         "name": "a b", "length": 64 << 20, "format": "bf16", "dpa": 4096, "shape": [4, 8],
-        "layout": { "kind": "kv", "channels": 1024, "window": 128 }, "codec": "lz4",
+        "layout": { "kind": "kv", "channels": 1024, "window": 128 }, "codec": "lz4", "base": null,
     });
     assert_eq!(ops[0], serde_json::json!({ "op": "create_tensors", "tensors": [tensor] }));
     assert_eq!(ops[1], serde_json::json!({ "op": "resize_tensor", "name": "a b", "length": 8192 }));
     assert_eq!(ops[2], serde_json::json!({ "op": "view", "tensor": "a b", "spelling": "e8m3" }));
     assert_eq!(ops[3], serde_json::json!({ "op": "remove_view", "tensor": "a b", "spelling": "e8m3" }));
     assert_eq!(ops[4], serde_json::json!({ "op": "remove_tensor", "name": "a b" }));
+    assert_eq!(
+        (&ops[5]["tensors"][0]["base"], &ops[5]["tensors"][0]["layout"]["kind"]),
+        (&"w".into(), &"weight".into())
+    );
+    assert_eq!(ops[6], serde_json::json!({ "op": "detach_tensor", "name": "tuned" }));
+    let lossy =
+        serde_json::json!({ "kind": "lossy_kv", "channels": 64, "window": 128, "lossy": "packkv:0.1" });
+    assert_eq!(ops[7]["tensors"][0]["layout"], lossy);
     let misused = |args: &[&str], word: &str| {
         let output = command(&windows, args).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{args:?}");
@@ -193,6 +205,8 @@ fn tensors_and_views_are_made_and_removed_by_the_device() {
         misused(&["tensor", "resize", "w", "--length", wrong], "--length");
     }
     misused(&["view", "w"], "SPELLING");
+    misused(&[&plain("x")[..], &["--lossy", "packkv"]].concat(), "--kv");
+    misused(&[&plain("x")[..], &["--kv", "64", "--derived-from", "w"]].concat(), "--derived-from");
 }
 
 #[test]

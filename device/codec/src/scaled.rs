@@ -13,6 +13,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+pub mod integers;
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -172,6 +173,19 @@ pub(crate) fn widened(format: Format, code: u8) -> f32 {
 const fn apart(byte: u8) -> u32 {
     let byte = byte as u32;
     byte & 0x0f | (byte & 0xf0) << 12
+}
+
+/// The value of a binary16, exactly.
+#[expect(clippy::inline_always, reason = "as above")]
+#[inline(always)]
+pub fn widen_fp16(word: u16) -> f32 {
+    let magnitude = u32::from(word & 0x7fff) << 13;
+    // As bits of a binary32 the exponent is 112 too small; a product with 2^112 also makes
+    // subnormals normal.
+    let finite = (f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23)).to_bits();
+    let special = magnitude | 0x7f80_0000;
+    let bits = if magnitude >= 0x0f80_0000 { special } else { finite };
+    f32::from_bits(bits | u32::from(word & 0x8000) << 16)
 }
 
 /// The bf16 of a binary32, nearest even.

@@ -32,6 +32,7 @@ mod coding;
 mod config;
 mod decoded;
 mod derived;
+mod detach;
 mod error;
 pub mod events;
 #[cfg(test)]
@@ -446,6 +447,8 @@ fn by_index(block: u64) -> usize {
 mod counter_tests;
 #[cfg(test)]
 mod derived_tests;
+#[cfg(test)]
+mod detach_tests;
 #[cfg(test)]
 mod image_tests;
 #[cfg(test)]

@@ -124,11 +124,15 @@ mod tests {
         });
         assert_eq!(json, want);
         assert_eq!(serde_json::from_value::<Layout>(json).unwrap(), layout);
+        let spelled = r#"{"kind":"lossy_kv","channels":64,"window":64,"lossy":"packkv:0.1,median,8"}"#;
+        assert_eq!(serde_json::from_str::<Layout>(spelled).unwrap(), layout);
         for (bad, why) in [
             (r#"{"kind":"kv","channels":64,"lossy":{}}"#, "of the kind lossy_kv"),
             (r#"{"kind":"lossy_kv","channels":64}"#, "says how"),
             (r#"{"kind":"weight","lossy":{}}"#, "unknown field"),
             (r#"{"kind":"lossy_kv","channels":64,"lossy":{"scale":7}}"#, "from 0.01 to 1"),
+            (r#"{"kind":"lossy_kv","channels":64,"lossy":"kivi"}"#, "packkv is the one"),
+            (r#"{"kind":"lossy_kv","channels":64,"lossy":2}"#, "packkv[:SCALE"),
         ] {
             let said = serde_json::from_str::<Layout>(bad).unwrap_err().to_string();
             assert!(said.contains(why), "{said}");

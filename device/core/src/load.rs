@@ -31,7 +31,7 @@ use serde::Serialize;
 use wildmatch::WildMatch;
 
 pub use self::decide::{Decision, Held, carry_out, decide, drop_unfinished};
-pub(crate) use self::decide::{drop_tensor, is_no_base};
+pub(crate) use self::decide::{drop_tensor, drop_tensor_by, is_no_base};
 pub(crate) use self::pieces::source_of;
 use self::pieces::{Contents, stamp_of, store_each};
 use crate::device::{Device, DeviceError, MAX_AT_ONCE, Places, Source, SourceId};

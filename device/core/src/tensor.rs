@@ -249,7 +249,7 @@ pub enum TensorError {
     },
     /// Others are coded against it.
     #[error(
-        "{name} is the base of {}: remove what is derived from it before it is removed or resized",
+        "{name} is the base of {}: detach or remove what is derived from it before it is removed or resized",
         shown(derived)
     )]
     IsBase {
@@ -259,7 +259,10 @@ pub enum TensorError {
         derived: Vec<String>,
     },
     /// It is coded against another, which is as long.
-    #[error("{name} is stored as the difference to {base} and is as long as that: it cannot be resized")]
+    #[error(
+        "{name} is stored as the difference to {base} and is as long as that: it cannot be resized before it is \
+         detached"
+    )]
     IsDerived {
         /// The tensor.
         name: String,
@@ -293,8 +296,8 @@ pub enum NoBase {
     /// No tensor has the name.
     #[error("no tensor is called that")]
     Unknown,
-    /// It is about to be removed.
-    #[error("that is being removed")]
+    /// It is about to be removed, or to have no base.
+    #[error("that is being removed or detached")]
     Leaving,
     /// Their elements are not the same.
     #[error("that has {theirs} elements of {their_format}, this {own} of {own_format}")]
@@ -330,6 +333,7 @@ pub enum NoBase {
 
 /// A tensor and what is counted about it.
 pub(crate) struct Tensor {
+    /// As it was made; [`Tensor::told`] has the base that it has now.
     pub(crate) info: TensorInfo,
     /// The part of the device that it lies in.
     pub(crate) part: usize,
@@ -348,6 +352,16 @@ pub(crate) struct Tensor {
 }
 
 impl Tensor {
+    /// What is told of it: with the base that it has now.
+    pub(crate) fn told(&self) -> TensorInfo {
+        TensorInfo { base: self.base_name(), ..self.info.clone() }
+    }
+
+    /// The name of the base that it has now.
+    pub(crate) fn base_name(&self) -> Option<String> {
+        self.lineage.base().map(|base| base.info.name.clone())
+    }
+
     /// Where its last block ends.
     pub(crate) fn end(&self) -> u64 {
         self.info.dpa + self.info.length.next_multiple_of(BLOCK_BYTES as u64)

@@ -1,6 +1,7 @@
 //! `lamina advise`: a precision for each tensor of a model under a budget of bits, found by running
 //! the model on a text.
 
+mod candidates;
 mod choose;
 mod map;
 mod measure;
@@ -22,7 +23,8 @@ use crate::{
 };
 
 use self::{
-    choose::{Ladder, Step, choose, spent},
+    candidates::{Candidate, How, best, candidates},
+    choose::{Ladder, Step, spent},
     measure::{Answers, perplexity},
     subject::{Part, Subject},
 };
@@ -42,6 +44,9 @@ struct Advice {
     budget_bits: f64,
     /// Of the map.
     bits: f64,
+    /// How the map was found, and what else was tried.
+    found: How,
+    candidates: Vec<Tried>,
     map: String,
     text_tokens: usize,
     check_tokens: usize,
@@ -49,6 +54,13 @@ struct Advice {
     /// Uniform precision that keeps the budget, the finest of them.
     uniform: Option<String>,
     parts: Vec<Advised>,
+}
+
+/// A map, and how far it moves the model's answers to the text that it was chosen by.
+#[derive(Serialize)]
+struct Tried {
+    found: How,
+    divergence: f64,
 }
 
 /// All of the model at one precision, or at the map's.
@@ -110,13 +122,19 @@ pub(crate) fn advise(args: &Advise) -> Result<()> {
     let (chosen_by, checked_by) = split(&tokens, args, subject.config.seq_len)?;
 
     let parts = subject.parts(args.by_head);
-    let ladders = ladders(&subject, &parts, &views, chosen_by);
-    let chosen = choose(&ladders, args.budget)?;
+    let full = Answers::of(&subject, subject.at([]), chosen_by);
+    let ladders = ladders(&subject, &full, &parts, &views, chosen_by);
+    let moved = |steps: &[Step]| {
+        let at = parts.iter().zip(steps).filter_map(|(part, step)| Some((part, views.get(step.precision)?)));
+        full.divergence(&Answers::of(&subject, subject.at(at), chosen_by))
+    };
+    let candidates = candidates(&ladders, args.budget, moved)?;
+    let Candidate { found, steps: chosen, .. } = best(&candidates);
     let view_of = |step: &Step| views.get(step.precision);
-    let advised = || parts.iter().zip(&chosen).filter_map(|(part, step)| Some((part, view_of(step)?)));
+    let advised = || parts.iter().zip(chosen).filter_map(|(part, step)| Some((part, view_of(step)?)));
     let name_of = |step: &Step| args.views.get(step.precision).map_or("full", String::as_str);
 
-    let rules = parts.iter().zip(&chosen).filter(|(_, step)| view_of(step).is_some());
+    let rules = parts.iter().zip(chosen).filter(|(_, step)| view_of(step).is_some());
     let rules = rules.map(|(part, step)| map::Rule {
         name: subject.name(part),
         rows: (!part.whole).then_some(&part.rows),
@@ -133,7 +151,7 @@ pub(crate) fn advise(args: &Advise) -> Result<()> {
         }),
     );
     let mixed =
-        Judged { name: MAP, bits: float(spent(&ladders, &chosen)) / float(weights), at: advised().collect() };
+        Judged { name: MAP, bits: float(spent(&ladders, chosen)) / float(weights), at: advised().collect() };
     let judged: Vec<_> = judged.chain([mixed]).collect();
     let meter = Meter::of("judged", "precisions");
     let mut precisions = Vec::new();
@@ -152,7 +170,7 @@ pub(crate) fn advise(args: &Advise) -> Result<()> {
     let uniform =
         args.views.iter().zip(&views).filter(|(_, view)| f64::from(view.mask().count()) <= args.budget);
     let uniform = uniform.max_by_key(|(_, view)| view.mask().count()).map(|(name, _)| name.clone());
-    let parts = parts.iter().zip(&ladders).zip(&chosen).map(|((part, ladder), step)| Advised {
+    let parts = parts.iter().zip(&ladders).zip(chosen).map(|((part, ladder), step)| Advised {
         tensor: subject.name(part).to_owned(),
         rows: (!part.whole).then_some([part.rows.start, part.rows.end]),
         weights: ladder.weights,
@@ -161,7 +179,12 @@ pub(crate) fn advise(args: &Advise) -> Result<()> {
     });
     let advice = Advice {
         budget_bits: args.budget,
-        bits: float(spent(&ladders, &chosen)) / float(weights),
+        bits: float(spent(&ladders, chosen)) / float(weights),
+        found: *found,
+        candidates: candidates
+            .iter()
+            .map(|of| Tried { found: of.found, divergence: of.divergence })
+            .collect(),
         map: args.out.display().to_string(),
         text_tokens: chosen_by.len(),
         check_tokens: checked_by.len(),
@@ -208,8 +231,7 @@ fn split<'t>(tokens: &'t [usize], args: &Advise, most: usize) -> Result<(&'t [us
 }
 
 /// What each part alone does at each of the views.
-fn ladders(subject: &Subject, parts: &[Part], views: &[View], text: &[usize]) -> Vec<Ladder> {
-    let full = Answers::of(subject, subject.at([]), text);
+fn ladders(subject: &Subject, full: &Answers, parts: &[Part], views: &[View], text: &[usize]) -> Vec<Ladder> {
     let meter = Meter::of("measured", "tensors at their precisions");
     let total = parts.len() * views.len();
     let ladder = |(index, part): (usize, &Part)| {
@@ -246,6 +268,10 @@ fn print(advice: &Advice, args: &Advise) -> Result<()> {
         advice.check_tokens,
         advice.text_tokens
     )?;
+    for Tried { found, divergence } in &advice.candidates {
+        let note = if *found == advice.found { ", which is the map" } else { "" };
+        print_line!("{divergence:.3e} nats a token on the text that was chosen by: {found}{note}")?;
+    }
     let perplexity = |name: &str| {
         let found = advice.precisions.iter().find(|precision| precision.name == name);
         found.map_or(f64::INFINITY, |precision| precision.perplexity)

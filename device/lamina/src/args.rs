@@ -171,8 +171,8 @@ pub(crate) struct Serve {
     /// The directory to mount on; made if it is missing.
     #[arg(long, value_name = "DIR", required_unless_present_any = ["vhost_user", "topology"])]
     pub(crate) mount: Option<PathBuf>,
-    /// Take all of this from a file of TOML: docs/lamina.toml is an example. The parts of its guests
-    /// are made, and nobody is booted.
+    /// Take all of this from a file of TOML: docs/lamina.toml is an example. The parts of its
+    /// guests are made, and nobody is booted.
     #[arg(long, value_name = "FILE")]
     pub(crate) topology: Option<PathBuf>,
     /// Serve disks: a directory for the sockets of both windows, or one socket and what its disk
@@ -273,6 +273,26 @@ Example:
         /// Its bytes from now on.
         #[arg(long, value_parser = bytes, value_name = "BYTES")]
         length: u64,
+        #[command(flatten)]
+        client: Client,
+    },
+    /// Store a tensor that has a base by itself, so that it needs none: the base may be removed
+    /// then.
+    ///
+    /// It takes room, and its time. Loads and stores go on meanwhile; what is cut short is gone on
+    /// with by the next one.
+    #[command(after_help = "\
+Examples:
+      lamina tensor detach tuned/lm_head.weight
+  All tensors of a model that was loaded with --base:
+      lamina tensor detach --model tuned")]
+    Detach {
+        /// The tensors' names.
+        #[arg(value_name = "NAME", required_unless_present = "model")]
+        names: Vec<String>,
+        /// All tensors of this model that have a base.
+        #[arg(long, value_name = "MODEL", conflicts_with = "names")]
+        model: Option<String>,
         #[command(flatten)]
         client: Client,
     },

@@ -23,6 +23,7 @@ use tokio::task::JoinHandle;
 
 use crate::args::{Client, Discard, Flush, Poison, Snapshot, Tensor, TensorAdd, Upgrade, View};
 use crate::holder;
+use crate::meter::Meter;
 use crate::out::print_line;
 use crate::status::{NoDevice, Refused};
 
@@ -32,6 +33,9 @@ pub(crate) use self::stats::stats;
 /// How often, and after what time, a question is asked again whose answer broke off because the
 /// device's worker was replaced.
 const AGAIN: (u32, Duration) = (20, Duration::from_millis(50));
+
+/// How often a device is asked how far something is.
+const PACE: Duration = Duration::from_millis(200);
 
 /// Bytes an answer may have.
 const MAX_ANSWER: usize = 256 << 20;
@@ -354,8 +358,48 @@ pub(crate) async fn tensor(command: Tensor) -> Result<()> {
                 ask(&client.api, Method::DELETE, &format!("/tensors/{}", escaped(&name)), None).await?;
             return if client.json { print_json(&done) } else { Ok(()) };
         }
+        Tensor::Detach { names, model, client } => return detach(&names, model.as_deref(), &client).await,
     };
     if client.json { print_json(&tensor) } else { print_tensors(&[tensor]) }
+}
+
+/// Has tensors, or those of a model, need no base any more.
+async fn detach(names: &[String], model: Option<&str>, client: &Client) -> Result<()> {
+    let tensors = names.iter().map(|name| (name.as_str(), json!({ "tensor": name })));
+    let models = model.iter().map(|name| (*name, json!({ "model": name })));
+    let mut all = Vec::new();
+    for (name, requested) in tensors.chain(models) {
+        let done = ask(&client.api, Method::POST, "/detach", Some(requested));
+        let detached = watched(done, Meter::new("detached"), async || {
+            let now = ask(&client.api, Method::GET, "/detach", None).await.ok()?;
+            let is = rows(&now).ok()?.iter().find(|is| is["name"] == name)?;
+            Some((name.to_owned(), is["bytes"].as_u64()?, is["total"].as_u64()?))
+        });
+        all.extend(rows(&detached.await?)?.iter().cloned());
+    }
+    if client.json { print_json(&all.into()) } else { print_tensors(&all) }
+}
+
+/// What comes of `done`. Meanwhile it is asked now and then how far that is: of what, how many
+/// bytes are done, and of how many.
+pub(crate) async fn watched<T>(
+    done: impl Future<Output = T>,
+    meter: Meter,
+    how_far: impl AsyncFn() -> Option<(String, u64, u64)>,
+) -> T {
+    tokio::pin!(done);
+    loop {
+        tokio::select! {
+            done = &mut done => {
+                meter.finish();
+                return done;
+            }
+            () = tokio::time::sleep(PACE) => {}
+        }
+        if let Some((what, bytes, total)) = how_far().await {
+            meter.tell(&what, bytes, total);
+        }
+    }
 }
 
 /// The tensor that is asked for.

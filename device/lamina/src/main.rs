@@ -5,6 +5,7 @@
 #![deny(clippy::print_stdout)]
 
 mod advise;
+mod against;
 mod analyze;
 mod args;
 mod boot;

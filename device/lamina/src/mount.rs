@@ -17,19 +17,18 @@ use anyhow::{Context, Result, bail};
 use hyper::Method;
 use indicatif::BinaryBytes;
 use lamina_device::files::{ModelPlan, PrecisionMap, name_of};
-use lamina_device::load::Progress;
 use lamina_serve::PrivateDir;
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 
 use self::find::Found;
 use crate::args::{LoadModel, Ls, Mount, Rm, Shown, Umount};
-use crate::client::{ApiAt, ask, escaped, new_table, print_json, rows};
+use crate::client::{ApiAt, ask, escaped, new_table, print_json, rows, watched};
 use crate::holder;
 use crate::meter::Meter;
 use crate::out::print_line;
 
-/// How often a device is asked how far loading is.
+/// How often a device is looked at that is held in the foreground.
 const PACE: Duration = Duration::from_millis(200);
 /// Bytes that files may take, unless a capacity is given. They are addresses: what is not written
 /// takes nothing.
@@ -45,7 +44,7 @@ const SHOWN_LINES: usize = 5;
 
 /// Mounts a device with some models.
 pub(crate) async fn mount(args: Mount) -> Result<()> {
-    let Mount { mut words, shown, image, capacity, files, foreground, json } = args;
+    let Mount { mut words, bases, shown, image, capacity, files, foreground, json } = args;
     let dir = words.pop().context("say where to mount")?;
     let wish = files.is_none();
     let files = files.unwrap_or(if capacity.is_none() { FILES } else { 0 });
@@ -72,6 +71,9 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
         }
         needed = needed.saturating_add(ModelPlan::open(model, &name)?.base_needed()?);
     }
+    if let Some((model, _)) = bases.iter().find(|(model, _)| !names.contains_key(model)) {
+        bail!("--base {model}=…: no model to mount is called {model}");
+    }
     let new = image.as_ref().is_none_or(|image| !image.exists());
     let fitting = needed.saturating_mul(2).saturating_add(1 << 30).saturating_add(files);
     let fitting = fitting.checked_next_multiple_of(MULTIPLE);
@@ -96,7 +98,7 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
         }
         started => started?,
     };
-    let loaded = load_all(&run_dir, &words, &shown.views, &maps).await;
+    let loaded = load_all(&run_dir, &words, &bases, &shown.views, &maps).await;
     if let Err(why) = loaded {
         // Nothing half done is left behind.
         if let Err(also) = holder::stop(&run_dir) {
@@ -165,6 +167,7 @@ fn start(
 async fn load_all(
     run_dir: &Path,
     models: &[PathBuf],
+    bases: &[(String, String)],
     views: &[String],
     maps: &BTreeMap<String, PrecisionMap>,
 ) -> Result<()> {
@@ -178,7 +181,11 @@ async fn load_all(
             tracing::info!("the image holds {name} already; it is not loaded again");
             continue;
         }
-        load_one(&api, model, &name, None, views, maps).await?;
+        let base = bases.iter().find(|(model, _)| *model == name).map(|(_, base)| base.as_str());
+        let loaded = load_one(&api, model, &name, base, views, maps).await?;
+        for line in apart(&loaded) {
+            tracing::warn!("{line}");
+        }
     }
     Ok(())
 }
@@ -198,22 +205,12 @@ async fn load_one(
         requested["base"] = base.into();
     }
     let load = ask(api, Method::POST, "/models", Some(requested));
-    tokio::pin!(load);
-    let meter = Meter::new("loaded");
-    loop {
-        tokio::select! {
-            loaded = &mut load => {
-                meter.finish();
-                return loaded.with_context(|| format!("{} is not loaded", model.display()));
-            }
-            () = tokio::time::sleep(PACE) => {}
-        }
-        let Ok(models) = ask(api, Method::GET, "/models", None).await else { continue };
+    let loaded = watched(load, Meter::new("loaded"), async || {
+        let models = ask(api, Method::GET, "/models", None).await.ok()?;
         let now = &models["loading"];
-        if let (Some(bytes), Some(total)) = (now["bytes"].as_u64(), now["total"].as_u64()) {
-            meter.show(&Progress { tensor: name, bytes, total });
-        }
-    }
+        Some((name.to_owned(), now["bytes"].as_u64()?, now["total"].as_u64()?))
+    });
+    loaded.await.with_context(|| format!("{} is not loaded", model.display()))
 }
 
 /// Says what there is to look at.
@@ -304,19 +301,22 @@ pub(crate) async fn load(args: LoadModel) -> Result<()> {
         return print_json(&loaded);
     }
     print_line!("{}: {}", found.folder(&name), sizes(&loaded))?;
-    say_apart(&loaded)
-}
-
-/// Says which tensors of a model with a base are stored by themselves.
-fn say_apart(model: &Value) -> Result<()> {
-    let (Some(base), Some(apart)) = (model["base"].as_str(), model["apart"].as_array()) else {
-        return Ok(());
-    };
-    for tensor in apart {
-        let text = |key: &str| tensor[key].as_str().unwrap_or_default();
-        print_line!("  {} is no difference to {base}'s: {}", text("tensor"), text("why"))?;
+    for line in apart(&loaded) {
+        print_line!("  {line}")?;
     }
     Ok(())
+}
+
+/// Which tensors of a model with a base are stored by themselves.
+fn apart(model: &Value) -> Vec<String> {
+    let (Some(base), Some(apart)) = (model["base"].as_str(), model["apart"].as_array()) else {
+        return Vec::new();
+    };
+    let line = |tensor: &Value| {
+        let text = |key: &str| tensor[key].as_str().unwrap_or_default();
+        format!("{} is no difference to {base}'s: {}", text("tensor"), text("why"))
+    };
+    apart.iter().map(line).collect()
 }
 
 /// Removes a model.

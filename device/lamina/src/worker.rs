@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use lamina_device::device::{Device, DeviceConfig, Partition, Watcher};
-use lamina_device::files;
+use lamina_device::files::{self, Apart};
 use lamina_device::load::{self, Decision, LoadError, LoadOptions, Loaded, Progress};
 use lamina_device::model::ModelFile;
 use lamina_serve::qmp::{PoisonReporter, Reported};
@@ -43,6 +43,7 @@ use lamina_store::image::Image;
 use lamina_store::mode::Mode;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::against::bases_of;
 use crate::args::DeviceArgs;
 use crate::life::{self, Order, Ready, WindowFile, Word};
 use crate::log;
@@ -218,6 +219,7 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
             let _ = life::send(&line, &Word::Stopping, &[]);
         }
     };
+    control.stop_detaching();
     served.end(&device, &goes_on)?;
     let deadline = Instant::now() + QUIET;
     for reporter in reporters {
@@ -413,11 +415,13 @@ fn watch_panics(survive: bool) -> Arc<OnceLock<Arc<Device>>> {
 /// Loads the checkpoints that the image does not hold already, if all of them may be.
 fn load_all(device: &Device, args: &DeviceArgs, plan: &Plan, stop: &AtomicBool) -> Result<Loaded> {
     let unfinished = load::drop_unfinished(device)?;
-    let open = |load: &Load| {
-        let options = LoadOptions { partition: load.partition.clone(), ..args.load_options() };
+    let against = bases_of(&plan.loads, &args.bases)?;
+    let open = |(load, base): (&Load, &Option<usize>)| {
+        let within = base.map(|_| format!("{}/", files::name_of(&load.path)));
+        let options = LoadOptions { partition: load.partition.clone(), within, ..args.load_options() };
         Ok((ModelFile::open(&load.path)?, options))
     };
-    let loads = plan.loads.iter().map(open).collect::<Result<Vec<_>>>()?;
+    let mut loads = plan.loads.iter().zip(&against).map(open).collect::<Result<Vec<_>>>()?;
     let reported = |meter: &Meter, progress: Progress<'_>| {
         meter.show(&progress);
         if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -432,8 +436,18 @@ fn load_all(device: &Device, args: &DeviceArgs, plan: &Plan, stop: &AtomicBool) 
     }
     let mut all = Loaded::default();
     let meter = Meter::new("loaded");
-    for ((model, options), decision) in loads.iter().zip(decisions) {
+    for (number, decision) in decisions.into_iter().enumerate() {
+        let base =
+            against[number].map(|base| (files::name_of(&plan.loads[base].path), loads[base].1.clone()));
+        let (model, options) = &mut loads[number];
         let path = model.path().display();
+        if let (Some((name, base)), Decision::Load { .. }) = (&base, &decision) {
+            let (bases, apart) = files::checkpoint_bases(device, model, options, base);
+            for Apart { tensor, why } in apart {
+                tracing::warn!("{path}: {tensor} is no difference to {name}'s: {why}");
+            }
+            options.bases = bases;
+        }
         match &decision {
             Decision::Load { replacing, .. } if !replacing.is_empty() => {
                 tracing::warn!("--replace: {} tensors are removed, and loaded from {path}", replacing.len());
@@ -450,7 +464,9 @@ fn load_all(device: &Device, args: &DeviceArgs, plan: &Plan, stop: &AtomicBool) 
         all.skipped.extend(loaded.skipped);
         // A device that is divided has no folder of models.
         if options.partition.is_none()
-            && let Err(why) = files::keep_checkpoint(device, model, options, &files::name_of(model.path()))
+            && let name = files::name_of(model.path())
+            && let base = base.as_ref().map(|(name, _)| name.as_str())
+            && let Err(why) = files::keep_checkpoint(device, model, options, &name, base)
         {
             tracing::warn!("{path} is not shown under models/: {why}");
         }

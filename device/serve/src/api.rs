@@ -9,6 +9,8 @@
 //! | `GET /tensors`, `DELETE /tensors/{name}` | lists, removes |
 //! | `POST /tensors` | makes one (a [`TensorSpec`]), or all of a list of them or none |
 //! | `PATCH /tensors/{name}` `{"length"}` | makes it longer or shorter where it is |
+//! | `POST /detach` `{"tensor"}` or `{"model"}` | stores what is a difference by itself, so that it needs no base |
+//! | `GET /detach` | how far that is |
 //! | `GET /views`, `POST /views`, `DELETE /views` `{"tensor","spelling"}` | lists, makes, removes |
 //! | `GET /disks` | lists the disks: serial numbers, sockets, partitions |
 //! | `GET /guests` | lists the exports: whose, paths, bytes, and the socket for the guest |
@@ -209,6 +211,7 @@ fn routes(live: Live) -> Vec<(&'static str, MethodRouter<Control>)> {
         ("/live", get(move || watch(live.clone()))),
         ("/tensors", get(tensors).post(create_tensors)),
         ("/tensors/{*name}", delete(remove_tensor).patch(resize_tensor)),
+        ("/detach", get(detaching).post(detach)),
         ("/packed/{window}/{*name}", get(packed)),
         ("/views", get(views).post(create_view).delete(remove_view)),
         ("/disks", get(disks)),
@@ -314,6 +317,7 @@ fn status_of(why: &DeviceError) -> StatusCode {
         | DeviceError::Plain
         | DeviceError::OpenWindows { .. }
         | DeviceError::Size { .. } => StatusCode::UNPROCESSABLE_ENTITY,
+        DeviceError::Stopped { .. } => StatusCode::SERVICE_UNAVAILABLE,
         DeviceError::Store(_)
         | DeviceError::Damaged { .. }
         | DeviceError::BaseLost { .. }
@@ -530,6 +534,29 @@ async fn remove_tensor(
     is_json(&headers)?;
     blocking(move || control.remove_tensor(&name)).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// What is to need no base.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum DetachRequest {
+    Tensor(String),
+    Model(String),
+}
+
+async fn detach(
+    State(control): State<Control>,
+    Requested(requested): Requested<DetachRequest>,
+) -> Result<impl IntoResponse, Refusal> {
+    let detached = blocking(move || match requested {
+        DetachRequest::Tensor(name) => control.detach_tensor(&name).map(|tensor| vec![tensor]),
+        DetachRequest::Model(name) => control.detach_model(&name),
+    });
+    Ok(Json(detached.await?))
+}
+
+async fn detaching(State(control): State<Control>) -> impl IntoResponse {
+    Json(control.detaching())
 }
 
 /// A window of a lossy tensor as it is stored; nothing if it is exact.

@@ -30,6 +30,7 @@ use super::Coherence;
 use super::ServeError;
 use super::additions::Additions;
 use super::cold_pages::{ColdPages, PageCacheReport};
+use super::detaching::Detaching;
 use super::disks::{DiskInfo, ServedDisk};
 use super::export::{Export, ExportReport, Place};
 use super::files::FilesReport;
@@ -42,7 +43,7 @@ use super::pools::{Pools, PoolsReport};
 pub struct Control {
     pub(super) device: Arc<Device>,
     /// Whose control this is: none for everything.
-    only: Option<(Partition, Place)>,
+    pub(super) only: Option<(Partition, Place)>,
     exports: Arc<OnceLock<Vec<Arc<Export>>>>,
     /// Where the guest ports' sockets are.
     run_dir: Option<Arc<Path>>,
@@ -54,6 +55,7 @@ pub struct Control {
     cold_pages: Arc<OnceLock<Arc<ColdPages>>>,
     /// Held while a host's access is taken away.
     revoking: Arc<Mutex<()>>,
+    pub(super) detaching: Arc<Detaching>,
     /// What the program adds to the API.
     pub(super) additions: Additions,
 }
@@ -169,6 +171,7 @@ impl Control {
             pools: Arc::default(),
             cold_pages: Arc::default(),
             revoking: Arc::default(),
+            detaching: Arc::default(),
             additions: Additions::default(),
         }
     }

@@ -160,11 +160,7 @@ impl Mount {
     ) -> Result<Self, ServeError> {
         let Channels { requests, notices } = channels;
         let export = |export| Arc::new(Export::new(export, &path, options.full_wait));
-        let models = whole(exports).map(|device| Models::open(device).map(Arc::new)).transpose();
-        let models = models.unwrap_or_else(|why| {
-            tracing::error!("the mount has no folder of models: {why}");
-            None
-        });
+        let models = whole(exports).map(|device| Arc::new(Models::open(device)));
         let device = whole(exports);
         if device.is_none() && options.files > 0 {
             return Err(ServeError::FilesOfAll);

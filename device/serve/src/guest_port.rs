@@ -19,6 +19,7 @@
 //! | `{"op":"create_tensors","tensors":[{"name":…,"length":…,"format":…},…]}` | `{"ok":true,"tensors":[…]}`: all of them, or none |
 //! | `{"op":"resize_tensor","name":…,"length":…}` | `{"ok":true,"tensor":{…}}` |
 //! | `{"op":"remove_tensor","name":…}` | `{"ok":true}` |
+//! | `{"op":"detach_tensor","name":…}` | `{"ok":true,"tensor":{…}}` of the tensor, which has no base any more |
 //! | `{"op":"stats"}` | `{"ok":true,"stats":{…}}` |
 //! | `{"op":"evict","ranges":[[offset,length],…]}` | `{"ok":true}` when these parts of the views window are in no cache |
 //! | anything else | `{"ok":false,"error":"…"}` |
@@ -106,6 +107,9 @@ enum Request {
         name: String,
         #[serde(default)]
         again: bool,
+    },
+    DetachTensor {
+        name: String,
     },
     Stats {},
     /// Takes another host's access away.
@@ -294,6 +298,9 @@ fn perform(control: &Control, request: Request) -> Result<Value, ControlError> {
             }
             json!({ "ok": true })
         }
+        Request::DetachTensor { name } => {
+            json!({ "ok": true, "tensor": control.detach_tensor(&name)? })
+        }
         Request::Revoke { host } => {
             control.revoke(&host)?;
             json!({ "ok": true })
@@ -329,6 +336,7 @@ fn found(control: &Control, specs: &[TensorSpec]) -> Option<Vec<TensorInfo>> {
             && info.layout == spec.layout
             && spec.dpa.is_none_or(|dpa| dpa == info.dpa)
             && spec.codec.is_none_or(|codec| codec == info.codec)
+            && spec.base == info.base
             && (spec.shape.is_empty() || spec.shape == info.shape);
         same.then_some(info)
     });

@@ -12,6 +12,7 @@ mod bounded_writes;
 pub mod coherence;
 mod cold_pages;
 pub mod control;
+mod detaching;
 mod direct;
 pub mod disks;
 mod dropped_pages;

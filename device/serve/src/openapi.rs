@@ -60,6 +60,12 @@ fn paths() -> Value {
             "patch": changing("resizeTensor", "Makes a tensor longer or shorter where it is", Some(of("Length")), vec![answer("200", &of("Tensor"))]),
             "delete": changing("removeTensor", "Removes a tensor and its views; its bytes stay", None, vec![nothing()]),
         },
+        "/detach": {
+            "get": operation("detaching", "What is being detached, and how far that is", vec![answer("200", &list("Detaching"))]),
+            "post": changing("detach", "Stores a tensor that has a base, or all of a model, by themselves: they need none then",
+                Some(json!({ "oneOf": [object(&[("tensor", json!({ "type": "string" }))]), object(&[("model", json!({ "type": "string" }))])] })),
+                vec![answer("200", &list("Tensor"))]),
+        },
         "/packed/{window}/{name}": {
             "parameters": [
                 json!({ "name": "window", "in": "path", "required": true, "description": "The number of the window", "schema": { "type": "integer", "minimum": 0 } }),
@@ -198,6 +204,7 @@ fn schemas() -> Value {
     json!({
         "Error": object(&[("error", string())]),
         "Length": object(&[("length", count())]),
+        "Detaching": object(&[("name", string()), ("bytes", count()), ("total", count())]),
         "Range": object(&range),
         "FlushRange": object(&[("offset?", count()), ("length?", or_null(&count()))]),
         "ViewName": object(&[("tensor", string()), ("spelling", string())]),
@@ -214,11 +221,11 @@ fn schemas() -> Value {
                 ("kind", json!({ "const": "lossy_kv" })),
                 ("channels", count()),
                 ("window", count()),
-                ("lossy", object(&[
+                ("lossy", json!({ "oneOf": [string(), object(&[
                     ("scale?", json!({ "type": "number", "minimum": RelativeScale::MIN, "maximum": 1 })),
                     ("repack?", json!({ "enum": Repack::ALL.map(Repack::name) })),
                     ("pack?", json!({ "enum": PackTokens::ALL.map(PackTokens::tokens) })),
-                ])),
+                ])] })),
             ]),
         ] },
         "TensorSpec": object(&[

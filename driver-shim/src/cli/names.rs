@@ -12,7 +12,9 @@ pub(super) enum Tensor {
     #[command(after_help = "\
 Examples:
   lamina-shim tensor add mine --length 64M --format bf16
-  lamina-shim tensor add cache.k --length 16M --format bf16 --kv 1024,128")]
+  lamina-shim tensor add cache.k --length 16M --format bf16 --kv 1024,128
+  lamina-shim tensor add cache.v --length 16M --format bf16 --kv 1024,64 --lossy packkv:0.1
+  lamina-shim tensor add tuned --length 64M --format bf16 --derived-from mine")]
     Add {
         /// Its name
         name: String,
@@ -28,12 +30,25 @@ Examples:
         /// It is a KV cache: channels of a row and tokens of a window
         #[arg(long, value_parser = kv, value_name = "CHANNELS[,WINDOW]")]
         kv: Option<(u32, u32)>,
+        /// Code its full windows with loss, as PackKV: a token's values in steps of SCALE of what
+        /// they span, its tokens in an order found by REPACK, PACK of them together
+        #[arg(long, requires = "kv", value_name = "packkv[:SCALE[,REPACK[,PACK]]]")]
+        lossy: Option<String>,
         /// Its shape, outermost dimension first [default: one dimension]
         #[arg(long, value_delimiter = 'x', value_name = "AxBx…")]
         shape: Vec<u64>,
         /// The codec of its planes [default: the device's]
         #[arg(long)]
         codec: Option<String>,
+        /// A tensor of the same format and length: blocks are stored as the difference to its where
+        /// that takes less, and it cannot be removed before this one
+        #[arg(long, value_name = "TENSOR", conflicts_with = "kv")]
+        derived_from: Option<String>,
+    },
+    /// Store a tensor that has a base by itself, so that it needs none
+    Detach {
+        /// Its name
+        name: String,
     },
     /// Make a tensor longer or shorter where it is
     Resize {
@@ -83,7 +98,7 @@ enum ViewCommand {
 
 pub(super) fn tensor(ctl: &mut Ctl, command: &Tensor) -> anyhow::Result<()> {
     match command {
-        Tensor::Add { name, length, format, at, kv, shape, codec } => {
+        Tensor::Add { name, length, format, at, kv, lossy, shape, codec, derived_from } => {
             let tensor = NewTensor {
                 name: name.clone(),
                 length: *length,
@@ -91,13 +106,19 @@ pub(super) fn tensor(ctl: &mut Ctl, command: &Tensor) -> anyhow::Result<()> {
                 dpa: *at,
                 shape: shape.clone(),
                 kv: *kv,
+                lossy: lossy.clone(),
                 codec: codec.clone(),
+                base: derived_from.clone(),
             };
             let reply = ctl.create_tensors(&[tensor])?;
             print(reply.get("tensors").and_then(|tensors| tensors.get(0)).unwrap_or(&reply))
         }
         Tensor::Resize { name, length } => {
             let reply = ctl.resize_tensor(name, *length)?;
+            print(reply.get("tensor").unwrap_or(&reply))
+        }
+        Tensor::Detach { name } => {
+            let reply = ctl.detach_tensor(name)?;
             print(reply.get("tensor").unwrap_or(&reply))
         }
         Tensor::Rm { name } => ctl.remove_tensor(name).map(drop).map_err(Into::into),

@@ -6,14 +6,14 @@
 //! | `window:N` | the last N tokens in full, nothing of the others |
 //! | `top:K` | the K best pages in full, nothing of the others |
 //! | `top:K=VIEW,K=VIEW,…` | the K best pages in the first view, the next K in the second, and so on; `*` for a count means all that are left |
-//! | `packkv…` | everything, from a cache that the device packs with loss, as this spelling says |
+//! | `packkv…` | everything, from a cache that the device packs with loss, as this spelling says; `packkv:K,V…` gives K and V scales of their own |
 //! | `quest:…` | as `top:…`, but each query head has an order of its own, as in the papers |
 //!
-//! Pages are ranked by [`crate::bounds`], for each layer and each query anew: for `top` one order for
-//! all heads, so that a page is read for all of them or not at all; for `quest` an order for each,
-//! so that a page is read in each view that any head wants it in. A page that is being
-//! filled is not ranked: what is flushed of it is always read in full, and so are the tokens that
-//! are not flushed yet, which no view shows.
+//! Pages are ranked by [`crate::bounds`], for each layer and each query anew: for `top` one order
+//! for all heads, so that a page is read for all of them or not at all; for `quest` an order for
+//! each, so that a page is read in each view that any head wants it in. A page that is being filled
+//! is not ranked: what is flushed of it is always read in full, and so are the tokens that are not
+//! flushed yet, which no view shows.
 //!
 //! In a view whose elements are smaller than the tensor's, pages are smaller too. The host fetches
 //! views by 4 KiB, so there a page may bring its neighbour along; a view that keeps the tensor's
@@ -37,6 +37,19 @@ pub enum Policy {
     Heads(Vec<Tier>),
     /// Everything, from a cache that is packed with loss as the device spells it.
     Packed(String),
+}
+
+/// A spelling `packkv…` as the device has it for K and for V. `packkv:0.1,0.2,median` is
+/// `packkv:0.1,median` and `packkv:0.2,median`; of one scale they are the same.
+pub fn packings(spelling: &str) -> [String; 2] {
+    let parts: Vec<&str> = spelling.split(',').collect();
+    match (parts[0].rsplit_once(':'), &parts[1..]) {
+        (Some((name, _)), [scale, rest @ ..]) if scale.parse::<f32>().is_ok() => {
+            let of_v = format!("{name}:{scale}");
+            [parts[0], &of_v].map(|first| [&[first], rest].concat().join(","))
+        }
+        _ => [spelling.to_owned(), spelling.to_owned()],
+    }
 }
 
 /// Pages that are read alike.
@@ -219,6 +232,7 @@ mod tests {
             ("full", "full"),
             ("window:64", "window:64"),
             ("packkv:0.1,greedy,8", "packkv:0.1,greedy,8"),
+            ("packkv:0.1,0.2,greedy,8", "packkv:0.1,0.2,greedy,8"),
             ("top:5", "top:5=full"),
             ("top:5=full,3=fp8_e4m3fn@-2,*=e8m0", "top:5=full,3=fp8_e4m3fn@-2,*=e8m0"),
             ("top:*=e8m3+g2:packed", "top:*=e8m3+g2:packed"),
@@ -255,6 +269,19 @@ mod tests {
         for view in ["int4", "e9m3", "e8m8", "", "bf16"] {
             let why = format!("top:2={view}").parse::<Policy>().unwrap_err();
             assert!(matches!(why, PolicyError::View(_)), "{view}: {why}");
+        }
+    }
+
+    #[test]
+    fn k_and_v_may_be_packed_by_scales_of_their_own() {
+        for (spelling, k, v) in [
+            ("packkv", "packkv", "packkv"),
+            ("packkv:0.1", "packkv:0.1", "packkv:0.1"),
+            ("packkv:0.1,median,4", "packkv:0.1,median,4", "packkv:0.1,median,4"),
+            ("packkv:0.1,0.2", "packkv:0.1", "packkv:0.2"),
+            ("packkv:0.1,0.2,none,16", "packkv:0.1,none,16", "packkv:0.2,none,16"),
+        ] {
+            assert_eq!(packings(spelling), [k, v], "{spelling}");
         }
     }
 

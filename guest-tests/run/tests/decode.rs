@@ -117,6 +117,22 @@ fn a_job_brings_an_empty_cache_its_views_and_its_layout() {
 }
 
 #[test]
+fn k_and_v_are_packed_by_their_own_scales() {
+    let mut serve = serve(&[0]);
+    let policies = ["packkv:0.05", "packkv:0.1,0.2,median"].map(|policy| policy.parse().unwrap()).to_vec();
+    let prepared = Decode { policies, ..decode() }.prepare(&mut serve).unwrap();
+    let [one, other] = ["packkv:0.05", "packkv:0.1,0.2,median"].map(|policy| &prepared.plan.packed[policy]);
+    assert_eq!(
+        serve.kv[1..],
+        [
+            format!("{one}.*=32,64,lossy=packkv:0.05"),
+            format!("{other}.*.k=32,64,lossy=packkv:0.1,median"),
+            format!("{other}.*.v=32,64,lossy=packkv:0.2,median"),
+        ]
+    );
+}
+
+#[test]
 fn a_window_is_no_smaller_than_a_block_and_no_larger_than_the_device_takes() {
     for (page_tokens, window) in [(8, 64), (64, 64), (100, 100), (512, 256)] {
         let mut serve = serve(&[0]);

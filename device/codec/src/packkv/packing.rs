@@ -2,23 +2,60 @@
 
 use std::{fmt, str::FromStr};
 
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{Error, MapAccess, Visitor, value::MapAccessDeserializer},
+};
 
 use super::{PackKvError, PackTokens, RelativeScale, Repack};
 
 /// How a KV cache is coded with loss.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Packing {
     /// The step of a token's values, as a part of what they span.
-    #[serde(default = "usual_scale")]
     pub scale: RelativeScale,
     /// The order of tokens.
-    #[serde(default = "usual_repack")]
     pub repack: Repack,
     /// Tokens of a pack.
-    #[serde(default = "usual_pack")]
     pub pack: PackTokens,
+}
+
+/// A packing as its fields.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fields {
+    #[serde(default = "usual_scale")]
+    scale: RelativeScale,
+    #[serde(default = "usual_repack")]
+    repack: Repack,
+    #[serde(default = "usual_pack")]
+    pack: PackTokens,
+}
+
+/// As it is spelled, or as its fields, each of which may be left out.
+impl<'de> Deserialize<'de> for Packing {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Written;
+
+        impl<'de> Visitor<'de> for Written {
+            type Value = Packing;
+
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("packkv[:SCALE[,REPACK[,PACK]]], or scale, repack and pack")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Packing, E> {
+                text.parse().map_err(E::custom)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Packing, A::Error> {
+                let Fields { scale, repack, pack } = Fields::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(Packing { scale, repack, pack })
+            }
+        }
+
+        deserializer.deserialize_any(Written)
+    }
 }
 
 /// The paper's of keys.

@@ -13,7 +13,11 @@
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 
-use crate::{BlockWords, format::Format, scaled::widened};
+use crate::{
+    BlockWords,
+    format::Format,
+    scaled::{widen_fp16, widened},
+};
 
 /// Elements that are converted at once to be put two to a byte.
 const AT_ONCE: usize = 64;
@@ -189,22 +193,6 @@ converter!(fp16_to_16, u16, u16, widen_fp16);
 converter!(fp16_to_8, u16, u8, widen_fp16);
 converter!(fp8_e4m3fn_to_8, u8, u8, |word| widened(Format::Fp8E4m3fn, word));
 converter!(fp8_e5m2_to_8, u8, u8, |word| widened(Format::Fp8E5m2, word));
-
-/// The value of a binary16, exactly.
-#[expect(
-    clippy::inline_always,
-    reason = "it must become part of the loop that is compiled for each processor"
-)]
-#[inline(always)]
-pub fn widen_fp16(word: u16) -> f32 {
-    let magnitude = u32::from(word & 0x7fff) << 13;
-    // As bits of a binary32 the exponent is 112 too small; a product with 2^112 also makes
-    // subnormals normal.
-    let finite = (f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23)).to_bits();
-    let special = magnitude | 0x7f80_0000;
-    let bits = if magnitude >= 0x0f80_0000 { special } else { finite };
-    f32::from_bits(bits | u32::from(word & 0x8000) << 16)
-}
 
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {

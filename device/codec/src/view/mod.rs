@@ -18,8 +18,8 @@ mod spelling;
 use std::fmt;
 
 use self::convert::Converter;
-pub use self::convert::widen_fp16;
 pub use self::spelling::ViewError;
+pub use crate::scaled::widen_fp16;
 use crate::{format::Format, plane::PlaneMask};
 
 /// Guard planes a converted view fetches unless its spelling says otherwise.

@@ -2,6 +2,7 @@
 //! whatever is stored, removed, killed or damaged meanwhile.
 
 use std::{
+    ops::ControlFlow,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::atomic::AtomicBool,
 };
@@ -25,8 +26,8 @@ use lamina_store::{
 };
 
 /// Blocks of each of the tensors here, which follow each other.
-const EACH: usize = 8;
-const NAMES: [&str; 3] = ["base", "tuned", "tuned-again"];
+pub(super) const EACH: usize = 8;
+pub(super) const NAMES: [&str; 3] = ["base", "tuned", "tuned-again"];
 
 fn spec(name: &str, dpa: u64, length: u64, format: Format, base: Option<&str>) -> TensorSpec {
     TensorSpec {
@@ -43,12 +44,12 @@ fn spec(name: &str, dpa: u64, length: u64, format: Format, base: Option<&str>) -
 }
 
 /// The tensor at this place, whose base is the one before.
-fn tensor(number: usize) -> TensorSpec {
+pub(super) fn tensor(number: usize) -> TensorSpec {
     let (at, length) = ((number * EACH * BLOCK) as u64, (EACH * BLOCK) as u64);
     spec(NAMES[number], at, length, Format::Bf16, number.checked_sub(1).map(|before| NAMES[before]))
 }
 
-fn new_image(failpoints: &Failpoints) -> Image {
+pub(super) fn new_image(failpoints: &Failpoints) -> Image {
     failpoints.make_current();
     let image = Image::in_memory(config().superblock()).unwrap();
     let device = Device::open(image.clone(), &config()).unwrap();
@@ -56,38 +57,38 @@ fn new_image(failpoints: &Failpoints) -> Image {
     image
 }
 
-fn in_memory() -> Device {
+pub(super) fn in_memory() -> Device {
     let device = Device::new(config()).unwrap();
     (0..NAMES.len()).for_each(|number| drop(device.create_tensor(tensor(number)).unwrap()));
     device
 }
 
 /// These words, of which a few bits are others.
-fn near(words: &[u8], seed: u64) -> Vec<u8> {
+pub(super) fn near(words: &[u8], seed: u64) -> Vec<u8> {
     let mut near = words.to_vec();
     let start = usize::try_from(seed % 89).unwrap();
     near.iter_mut().skip(start).step_by(97).for_each(|byte| *byte ^= 1 << (seed % 8));
     near
 }
 
-fn read(device: &Device, block: usize, count: usize) -> Vec<u8> {
+pub(super) fn read(device: &Device, block: usize, count: usize) -> Vec<u8> {
     let mut out = vec![0xa5; count * BLOCK];
     device.read_base((block * BLOCK) as u64, &mut out).unwrap();
     out
 }
 
-fn write(device: &Device, block: usize, bytes: &[u8]) {
+pub(super) fn write(device: &Device, block: usize, bytes: &[u8]) {
     device.write_base((block * BLOCK) as u64, bytes).unwrap();
 }
 
 /// Blocks that are stored as differences.
-fn differences(device: &Device) -> usize {
+pub(super) fn differences(device: &Device) -> usize {
     let blocks = 0..BLOCKS as u64;
     blocks.filter(|block| device.blocks.difference_at(*block).is_some()).count()
 }
 
 /// A device whose tensors are near to each other, and what they hold.
-fn filled(device: &Device) -> Vec<u8> {
+pub(super) fn filled(device: &Device) -> Vec<u8> {
     let base = bytes(2, EACH * BLOCK);
     let tuned = near(&base, 3);
     let again = near(&tuned, 12);
@@ -122,6 +123,10 @@ enum Operation {
     },
     /// Makes the last tensor, or removes it.
     Toggle,
+    /// Stores a derived tensor by itself, if it is there.
+    Detach {
+        number: usize,
+    },
 }
 
 fn operation() -> impl Strategy<Value = Operation> {
@@ -140,6 +145,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         1 => (0..all).prop_map(|block| Operation::Inject { block }),
         1 => range().prop_map(|(at, length)| Operation::Clear { at, length }),
         1 => Just(Operation::Toggle),
+        1 => (1..NAMES.len()).prop_map(|number| Operation::Detach { number }),
     ]
 }
 
@@ -160,7 +166,7 @@ fn change(operation: &Operation, before: &[u8]) -> Option<(usize, Vec<u8>)> {
             lost.for_each(|block| block.fill(0));
             Some((from, blocks))
         }
-        Operation::Toggle => None,
+        Operation::Toggle | Operation::Detach { .. } => None,
     }
 }
 
@@ -176,6 +182,12 @@ fn perform(
         (Operation::Discard { at, length }, _) => device.discard(*at as u64, *length as u64),
         (Operation::Inject { block }, _) => device.inject_poison((block * BLOCK) as u64, 1),
         (Operation::Clear { at, length }, _) => device.clear_poison(*at as u64, *length as u64),
+        (Operation::Detach { number }, _) => {
+            match device.detach_tensor(NAMES[*number], |_| ControlFlow::Continue(())) {
+                Err(DeviceError::Tensor(TensorError::Unknown { .. })) => Ok(()),
+                detached => detached.map(drop),
+            }
+        }
         _ if device.tensors().len() == NAMES.len() => device.remove_tensor(NAMES[2]),
         _ => device.create_tensor(tensor(2)).map(drop),
     }
@@ -362,7 +374,7 @@ fn a_base_is_neither_removed_nor_resized_and_says_for_whom() {
         };
         assert_eq!(
             why.to_string(),
-            "base is the base of tuned: remove what is derived from it before it is removed or resized"
+            "base is the base of tuned: detach or remove what is derived from it before it is removed or resized"
         );
     }
     let refused = device.resize_tensor("tuned-again", 4096);

@@ -138,6 +138,12 @@ pub enum DeviceError {
         /// The view's spelling.
         view: String,
     },
+    /// What takes its time was stopped before its end.
+    #[error("{tensor} keeps its base: the device was stopped before all of it was coded by itself")]
+    Stopped {
+        /// The tensor.
+        tensor: String,
+    },
     /// Too many tensors at once.
     #[error("{count} tensors at once; at most {MAX_AT_ONCE} are made in one step")]
     TooMany {

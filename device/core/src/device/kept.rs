@@ -241,7 +241,7 @@ impl Change {
 }
 
 fn saved_tensor(tensor: &Arc<Tensor>) -> SavedTensor {
-    let TensorInfo { name, dpa, length, elements, shape, format, layout, codec, base } = tensor.info.clone();
+    let TensorInfo { name, dpa, length, elements, shape, format, layout, codec, base } = tensor.told();
     SavedTensor {
         name,
         dpa,

@@ -8,7 +8,7 @@
 //! * It holds nothing. Blocks, tensors and counters are the device's; this only translates and
 //!   checks.
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -277,6 +277,19 @@ impl Partition {
         self.device.remove_tensor(&self.full_name(name)).map_err(|why| self.own(why))
     }
 
+    /// Gives up the base of one of its tensors: see [`Device::detach_tensor`].
+    ///
+    /// # Errors
+    /// As [`Device::detach_tensor`].
+    pub fn detach_tensor(
+        &self,
+        name: &str,
+        progress: impl Fn(u64) -> ControlFlow<()>,
+    ) -> Result<TensorInfo, DeviceError> {
+        let detached = self.device.detach_tensor(&self.full_name(name), progress);
+        detached.map(|tensor| self.own_tensor(tensor)).map_err(|why| self.own(why))
+    }
+
     /// Makes one of its tensors longer or shorter: see [`Device::resize_tensor`].
     ///
     /// # Errors
@@ -343,7 +356,7 @@ impl Partition {
     pub fn tensors(&self) -> Vec<TensorInfo> {
         let map = self.device.map();
         let own = map.listed_in(self.index, &self.device.accounts.partition_table);
-        own.map(|tensor| self.own_tensor(tensor.info.clone())).collect()
+        own.map(|tensor| self.own_tensor(tensor.told())).collect()
     }
 
     /// Its views, by offset.
@@ -429,6 +442,7 @@ impl Partition {
             DeviceError::UnknownView { tensor, view } => {
                 DeviceError::UnknownView { tensor: self.own_name(&tensor), view }
             }
+            DeviceError::Stopped { tensor } => DeviceError::Stopped { tensor: self.own_name(&tensor) },
             DeviceError::Damaged { block, why } => {
                 DeviceError::Damaged { block: block - start / BLOCK_BYTES as u64, why }
             }

@@ -34,7 +34,7 @@
 //!   name, its range or its removal meanwhile waits for the turn, and holds nothing else.
 
 use std::{
-    ops::{Deref, Range},
+    ops::{ControlFlow, Deref, Range},
     sync::Arc,
 };
 
@@ -105,7 +105,7 @@ impl Device {
         }
         let checked = specs.into_iter().map(|spec| self.check(spec)).collect::<Result<Vec<_>, _>>()?;
         let (guard, mut draft, tensors) = self.place_all(&checked, source)?;
-        let infos: Vec<_> = tensors.iter().map(|tensor| tensor.info.clone()).collect();
+        let infos: Vec<_> = tensors.iter().map(|tensor| tensor.told()).collect();
         // Usually the ranges hold nothing.
         let is_empty = |tensor: &Tensor| self.blocks.touched(tensor.blocks()).is_none();
         let are_empty = tensors.iter().all(|tensor| is_empty(tensor));
@@ -197,18 +197,59 @@ impl Device {
     /// by block first, and what is stored as differences by itself: [`DeviceError::Store`] if there
     /// is no room for that; then it stays. So does one that others are coded against.
     pub fn remove_tensor(&self, name: &str) -> Result<(), DeviceError> {
+        self.drop_tensor(name, |_, _| Ok(()))
+    }
+
+    /// Forgets a tensor and its views, and has `empty` discard what it holds, DPA and bytes: after
+    /// nothing can be derived from it any more, and before its windows are coded block by block,
+    /// for which a full store has no room.
+    ///
+    /// # Errors
+    /// As [`Self::remove_tensor`]; what `empty` says. Then it stays, with what it still holds.
+    pub fn drop_tensor<E: From<DeviceError>>(
+        &self,
+        name: &str,
+        empty: impl FnOnce(u64, u64) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let find = |map: &Map| Ok(map.tensor(name)?.clone());
+        self.in_turn(find, |tensor| {
+            let tensors = std::slice::from_ref(tensor);
+            self.leave(tensors)?;
+            let dropped = empty(tensor.info.dpa, tensor.info.length);
+            dropped.and_then(|()| Ok(self.unmake(tensors)?)).inspect_err(|_| self.stay(tensor))
+        })
+    }
+
+    /// Does `what` with the tensor that `find` finds, in its turn.
+    pub(super) fn in_turn<T, E: From<DeviceError>>(
+        &self,
+        find: impl Fn(&Map) -> Result<Arc<Tensor>, TensorError>,
+        what: impl FnOnce(&Arc<Tensor>) -> Result<T, E>,
+    ) -> Result<T, E> {
         loop {
-            let tensor = self.map().tensor(name)?.clone();
+            let tensor = find(&self.map()).map_err(DeviceError::from)?;
             let _turn = tensor.transition.turn().lock();
             // It may have gone while somebody else had the turn.
             if self.map().has(&tensor) {
-                let tensors = [tensor.clone()];
-                return self.unmake(&tensors).inspect_err(|_| {
-                    let _alone = self.alone();
-                    tensor.transition.set_leaving(false);
-                });
+                return what(&tensor);
             }
         }
+    }
+
+    /// Says that a tensor that was leaving stays.
+    pub(super) fn stay(&self, tensor: &Tensor) {
+        let _alone = self.alone();
+        tensor.transition.set_leaving(false);
+    }
+
+    /// Marks tensors as leaving, unless others are coded against them.
+    fn leave(&self, tensors: &[Arc<Tensor>]) -> Result<(), DeviceError> {
+        let _alone = self.alone();
+        tensors.iter().try_for_each(|tensor| is_no_base(tensor))?;
+        for tensor in tensors {
+            tensor.transition.set_leaving(true);
+        }
+        Ok(())
     }
 
     /// Makes a view of a tensor, or finds it if it is there.
@@ -275,19 +316,14 @@ impl Device {
     /// views is not; [`DeviceError::Store`] if there is no room to code its windows. Then it is as
     /// it was.
     pub fn resize_tensor(&self, name: &str, length: u64) -> Result<TensorInfo, DeviceError> {
-        loop {
-            let tensor = self.map().listed_tensor(name)?.clone();
-            let _turn = tensor.transition.turn().lock();
-            if self.map().has(&tensor) {
-                return self.resize(&tensor, length);
-            }
-        }
+        let find = |map: &Map| Ok(map.listed_tensor(name)?.clone());
+        self.in_turn(find, |tensor| self.resize(tensor, length))
     }
 
     /// Resizes a tensor whose turn the caller has.
     fn resize(&self, old: &Arc<Tensor>, length: u64) -> Result<TensorInfo, DeviceError> {
         is_no_base(old)?;
-        let TensorInfo { name, dpa, format, layout, codec, base, .. } = old.info.clone();
+        let TensorInfo { name, dpa, format, layout, codec, base, .. } = old.told();
         if let Some(base) = base {
             return Err(TensorError::IsDerived { name, base }.into());
         }
@@ -315,10 +351,7 @@ impl Device {
             Err(why) => {
                 // What was charged to nobody meanwhile is charged to it again.
                 self.charge_from(old, old.transition.charged().end.min(before.end - before.start));
-                {
-                    let _alone = self.alone();
-                    old.transition.set_leaving(false);
-                }
+                self.stay(old);
                 self.code_windows_of(old);
                 return Err(why);
             }
@@ -457,7 +490,7 @@ impl Device {
 
     /// Every tensor, by DPA.
     pub fn tensors(&self) -> Vec<TensorInfo> {
-        self.map().listed().map(|tensor| tensor.info.clone()).collect()
+        self.map().listed().map(|tensor| tensor.told()).collect()
     }
 
     /// The tensor of this name.
@@ -465,7 +498,7 @@ impl Device {
     /// # Errors
     /// [`DeviceError::Tensor`] if there is none.
     pub fn tensor(&self, name: &str) -> Result<TensorInfo, DeviceError> {
-        Ok(self.map().listed_tensor(name)?.info.clone())
+        Ok(self.map().listed_tensor(name)?.told())
     }
 
     /// Every view, by offset.
@@ -579,7 +612,7 @@ impl Device {
     }
 
     /// Holds the map alone.
-    fn alone(&self) -> Alone<'_> {
+    pub(super) fn alone(&self) -> Alone<'_> {
         Alone {
             map: self.map.write(),
             #[cfg(test)]
@@ -590,13 +623,7 @@ impl Device {
     /// Removes tensors whose turns the caller has. If that fails they are there as before, but
     /// marked as leaving.
     fn unmake(&self, tensors: &[Arc<Tensor>]) -> Result<(), DeviceError> {
-        {
-            let _alone = self.alone();
-            tensors.iter().try_for_each(|tensor| is_no_base(tensor))?;
-            for tensor in tensors {
-                tensor.transition.set_leaving(true);
-            }
-        }
+        self.leave(tensors)?;
         // Every store that did not know of it is done.
         self.uncode(tensors)?;
         for tensor in tensors {
@@ -608,7 +635,7 @@ impl Device {
     /// Codes their windows block by block, and their differences by themselves.
     fn uncode(&self, tensors: &[Arc<Tensor>]) -> Result<(), DeviceError> {
         let mut derived = tensors.iter().filter(|tensor| tensor.lineage.base().is_some());
-        derived.try_for_each(|tensor| self.uncode_differences(tensor))?;
+        derived.try_for_each(|tensor| self.uncode_differences(tensor, |_| ControlFlow::Continue(())))?;
         let windowed = tensors.iter().filter_map(|tensor| Some((tensor, tensor.windows.as_ref()?)));
         windowed.into_iter().try_for_each(|(tensor, shape)| self.uncode_windows(tensor, shape))
     }
@@ -729,7 +756,7 @@ impl Device {
 }
 
 /// The map, held alone.
-struct Alone<'a> {
+pub(super) struct Alone<'a> {
     map: RwLockWriteGuard<'a, Arc<Map>>,
     #[cfg(test)]
     _hold: super::holds::Hold,

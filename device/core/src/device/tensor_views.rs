@@ -47,6 +47,11 @@ impl TensorView {
         (self.alias.traffic.bytes.get(), self.alias.traffic.stored.get())
     }
 
+    /// The number of its tensor, unlike that of any other since the device was opened.
+    pub(crate) fn tensor_number(&self) -> u64 {
+        self.alias.tensor.number
+    }
+
     /// Bytes that its tensor is charged in the store.
     pub fn charged(&self) -> u64 {
         self.alias.tensor.stored.get()

@@ -1,6 +1,6 @@
 //! Coding anew what a tensor that comes or goes covers. The map is held for one unit at a time.
 
-use std::sync::Arc;
+use std::{ops::ControlFlow, sync::Arc};
 
 use super::{
     Device, DeviceError,
@@ -9,6 +9,9 @@ use super::{
 };
 use crate::{tensor::Tensor, window::Map};
 use lamina_codec::{BLOCK_BYTES, kv::Shape};
+
+/// Blocks between two words of how far a tensor is.
+const BLOCKS_A_STEP: u64 = 256;
 
 impl Device {
     /// Codes the windows of a tensor that is being made, where they hold data, and tells how far
@@ -50,18 +53,31 @@ impl Device {
     }
 
     /// Codes what a tensor that is leaving has as differences by itself, so that its blocks can be
-    /// read without it.
-    pub(super) fn uncode_differences(&self, tensor: &Arc<Tensor>) -> Result<(), DeviceError> {
+    /// read without it. `progress` is told of the bytes behind it, and may stop it.
+    pub(super) fn uncode_differences(
+        &self,
+        tensor: &Arc<Tensor>,
+        progress: impl Fn(u64) -> ControlFlow<()>,
+    ) -> Result<(), DeviceError> {
         let blocks = tensor.blocks();
+        let told =
+            |at: u64| match progress(((at - blocks.start) * BLOCK_BYTES as u64).min(tensor.info.length)) {
+                ControlFlow::Continue(()) => Ok(()),
+                ControlFlow::Break(()) => Err(DeviceError::Stopped { tensor: tensor.info.name.clone() }),
+            };
         let mut at = blocks.start;
         while let Some(touched) = self.blocks.touched(at..blocks.end) {
             at = touched.end;
             for block in touched {
-                let _map = self.map.read();
+                let map = self.map.read();
                 Region::of(self, Some(tensor)).coding().release(block)?;
+                drop(map);
+                if (block - blocks.start).is_multiple_of(BLOCKS_A_STEP) {
+                    told(block)?;
+                }
             }
         }
-        Ok(())
+        told(blocks.end)
     }
 
     /// Whether any window of a tensor is open.

@@ -14,7 +14,7 @@ use super::manifest::{Content, Literals, Manifest, Model, decode, tensor_name};
 use super::plan::{entry, is_bad};
 use super::precision::spelled;
 use crate::device::{Device, Source};
-use crate::load::{LoadOptions, drop_tensor, full_name, is_no_base};
+use crate::load::{LoadOptions, drop_tensor_by, full_name, is_no_base};
 use crate::model::ModelFile;
 use crate::tensor::SourceId;
 
@@ -26,8 +26,8 @@ const MAX_BYTES: usize = 64 << 20;
 const LEVEL: i32 = 3;
 
 /// Keeps what `file` has besides its tensors, which were loaded as `options` say, so that it is
-/// shown as the model `name`, or as `name-2` and so on where that is taken. One that is kept
-/// already stays.
+/// shown as the model `name`, or as `name-2` and so on where that is taken, loaded against the
+/// model `base`. One that is kept already stays.
 ///
 /// # Errors
 ///
@@ -37,6 +37,7 @@ pub fn keep_checkpoint(
     file: &ModelFile,
     options: &LoadOptions,
     name: &str,
+    base: Option<&str>,
 ) -> Result<(), FilesError> {
     let of = |tensor: &str| device.sources_of_tensors().get(&full_name(tensor, options)).copied().flatten();
     let first = file.tensors().iter().find(|tensor| tensor.length > 0);
@@ -60,7 +61,7 @@ pub fn keep_checkpoint(
     let files = vec![entry(&file_name, file, &within, &mut literals)?];
     let views = options.views.iter().filter(|view| spelled(view).is_ok()).cloned().collect();
     let (own, maps) = (free_id(device, &name), std::collections::BTreeMap::new());
-    let manifest = Manifest { name, id: own, files, views, maps, base: None };
+    let manifest = Manifest { name, id: own, files, views, maps, base: base.map(str::to_owned) };
     let bytes = zstd::bulk::compress(&manifest.encode(&literals)?, LEVEL)
         .map_err(|why| manifest.wrong(why.to_string()))?;
     if bytes.len() > MAX_KEPT {
@@ -120,12 +121,7 @@ pub(super) fn remove(
     if let Some(source) = device.source(id) {
         device.set_source(id, Source { contents: None, ..source })?;
     }
-    for tensor in own {
-        if let Some((dpa, length)) = device.place_of(tensor) {
-            drop(dpa, length)?;
-            drop_tensor(device, tensor)?;
-        }
-    }
+    own.iter().try_for_each(|tensor| drop_tensor_by(device, tensor, &drop))?;
     Ok(device.set_file(id, String::new())?)
 }
 

@@ -5,7 +5,10 @@
 
 use serde::Deserialize;
 
+use super::layout::FileLayout;
+use super::manifest::{FileEntry, Model};
 use super::plan::{ModelPlan, PlannedFile};
+use crate::device::Device;
 use crate::model::Scheme;
 
 /// The file that says it.
@@ -32,6 +35,27 @@ impl Quantization {
         let named = |name: &str| all.into_iter().find(|scheme| scheme.name().eq_ignore_ascii_case(name));
         [&self.quant_algo, &self.quant_method].into_iter().flatten().find_map(|name| named(name))
     }
+}
+
+/// Where GPTQ's programs say how they quantised, besides [`NAME`].
+const QUANTISED: &str = "quantize_config.json";
+/// What the format is called whose zeros are what they say.
+const SECOND: &str = "gptq_v2";
+
+/// What is added to the zeros of a model of GPTQ as they are stored. Its first format has them less
+/// 1; the second says in its configuration that it is that.
+pub(super) fn more_zeros(device: &Device, model: &Model) -> u8 {
+    let said = |file: &FileEntry| -> Option<String> {
+        let layout = FileLayout::new(device, model, file).ok()?;
+        let mut text = vec![0; usize::try_from(layout.bytes().min(MAX_BYTES)).ok()?];
+        layout.read(device, 0, &mut text).ok()?;
+        let config: serde_json::Value = serde_json::from_slice(&text).ok()?;
+        let of = config.get("quantization_config").unwrap_or(&config);
+        Some(of.get("checkpoint_format")?.as_str()?.to_owned())
+    };
+    let files = model.manifest.files.iter();
+    let mut formats = files.filter(|file| file.path == NAME || file.path == QUANTISED).filter_map(said);
+    u8::from(!formats.any(|format| format == SECOND))
 }
 
 impl ModelPlan {

@@ -12,7 +12,8 @@ use super::load::options_of;
 use super::manifest::Model;
 use super::plan::ModelPlan;
 use crate::device::Device;
-use crate::load::spec;
+use crate::load::{LoadOptions, full_name, spec};
+use crate::model::ModelFile;
 use crate::tensor::{HIDDEN, TensorError, TensorSpec};
 
 /// A tensor of a model with a base that is stored by itself.
@@ -62,6 +63,26 @@ impl Bases {
     }
 }
 
+/// The bases of the tensors of a checkpoint that is loaded as `options` say, by the names of both
+/// on the device: the tensors of the same names that another was loaded as, as `base` says. With
+/// the tensors that have none.
+pub fn checkpoint_bases(
+    device: &Device,
+    file: &ModelFile,
+    options: &LoadOptions,
+    base: &LoadOptions,
+) -> (BTreeMap<String, String>, Vec<Apart>) {
+    let (mut bases, mut apart) = (BTreeMap::new(), Vec::new());
+    for tensor in file.tensors().iter().filter(|tensor| tensor.length > 0) {
+        let spec = spec(tensor, options);
+        match fitting(device, &full_name(&tensor.name, base), &spec) {
+            Ok(base) => drop(bases.insert(spec.name, base)),
+            Err(why) => apart.push(Apart { tensor: tensor.name.clone(), why }),
+        }
+    }
+    (bases, apart)
+}
+
 /// The tensors of a model by the name of their file, or of any, and by their own: what they are
 /// called on the device. Nothing where two are called so.
 fn names(model: &Model) -> BTreeMap<(Option<&str>, &str), Option<&str>> {
@@ -95,6 +116,12 @@ fn found(
         None => return Err("the base has no tensor of this name".to_owned()),
         Some(of_any) => of_any.or_else(of_file).ok_or("the base has two tensors of this name")?,
     };
+    fitting(device, base, spec)
+}
+
+/// The tensor called `base`, if one that is to be made can be stored as differences to it, or why
+/// not.
+fn fitting(device: &Device, base: &str, spec: &TensorSpec) -> Result<String, String> {
     let is = device.tensor(base).map_err(|why| why.to_string())?;
     if is.shape != spec.shape {
         let shape = |shape: &[u64]| shape.iter().map(u64::to_string).collect::<Vec<_>>().join("x");

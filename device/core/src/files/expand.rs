@@ -3,13 +3,17 @@
 //! Bytes are computed when they are read. In the order of the elements that takes the elements and
 //! scales under them. Of experts whose last two dimensions are exchanged a row of the result has an
 //! element of every row of an expert: so one expert's elements are read whole, as they are stored,
-//! and [`HELD`] of them are held for a file, for those who read on.
+//! and those read last are held for those who read on.
+
+mod integers;
+mod matrices;
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
+pub(super) use self::integers::ExpandedIntegers;
+pub use self::matrices::Matrices;
+use self::matrices::Matrix;
 use super::FilesError;
 use crate::device::{Device, DeviceError, TensorView};
 use crate::model::scaled::{ScaledTensor, Scheme, Whole};
@@ -17,8 +21,6 @@ use lamina_codec::format::Format;
 use lamina_codec::scaled::{MX_BLOCK, NV_BLOCK, Scaled};
 use lamina_codec::view::Kind;
 
-/// Matrices that are held of a file.
-const HELD: usize = 4;
 /// The most bytes of a matrix that is held: elements and scales.
 const MAX_MATRIX: u64 = 64 << 20;
 /// Blocks of elements that are worked on at once.
@@ -29,6 +31,22 @@ const WIDTH: u64 = 2;
 /// Whether a view shows block-scaled tensors put together.
 pub(super) fn expands(kind: Kind) -> bool {
     matches!(kind, Kind::Converted { target: Format::Bf16, .. })
+}
+
+/// A tensor of several parts that a file shows as one.
+pub(super) trait Together: Send + Sync {
+    /// Its bytes.
+    fn bytes(&self) -> u64;
+
+    /// The views of its parts, by which it is counted what is read.
+    fn views(&self) -> [Option<&Arc<TensorView>>; 4];
+
+    /// Fills `out` from byte `at` on, which does not pass the end.
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::read_view_of`].
+    fn read(&self, device: &Device, at: u64, out: &mut [u8]) -> Result<(), DeviceError>;
 }
 
 /// A block-scaled tensor of the device, ready to be read.
@@ -57,29 +75,7 @@ struct Exchanged {
     rows: u64,
     /// Columns of one as it is stored, rows of the result.
     columns: u64,
-    /// The tensor's number in its file.
-    tensor: usize,
-    matrices: Matrices,
-}
-
-/// The matrices of a file that were read last: the oldest first.
-pub(super) type Matrices = Arc<Mutex<Vec<Held>>>;
-
-/// A matrix that is held.
-pub(super) struct Held {
-    /// Its tensor's number in the file.
-    tensor: usize,
-    /// Its number in the tensor.
-    number: u64,
-    /// What had been changed on the device before it was read.
-    changes: u64,
-    matrix: Arc<Matrix>,
-}
-
-/// A matrix as it is stored.
-struct Matrix {
-    elements: Vec<u8>,
-    scales: Vec<u8>,
+    matrices: Arc<Matrices>,
 }
 
 impl Expanded {
@@ -94,7 +90,7 @@ impl Expanded {
         whole: &Whole,
         format: Format,
         parts: [Option<&str>; 3],
-        matrices: &Matrices,
+        matrices: &Arc<Matrices>,
     ) -> Result<Result<Self, String>, FilesError> {
         let [Some(elements), Some(scales), third] = parts else {
             return Ok(Err(format!("{}: a part of it has no elements", whole.name)));
@@ -127,44 +123,11 @@ impl Expanded {
                         whole.name
                     )));
                 }
-                let (tensor, matrices) = (tensor.elements, Arc::clone(matrices));
-                Some(Exchanged { rows, columns, tensor, matrices })
+                Some(Exchanged { rows, columns, matrices: Arc::clone(matrices) })
             }
             _ => None,
         };
         Ok(Ok(Self { elements, scales, scaled, block, block_bytes, bytes, exchanged }))
-    }
-
-    /// Its bytes.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// The views of its elements and its scales.
-    pub(super) fn views(&self) -> [&Arc<TensorView>; 2] {
-        [&self.elements, &self.scales]
-    }
-
-    /// Fills `out` from byte `at` on, which does not pass the end.
-    ///
-    /// # Errors
-    ///
-    /// As [`Device::read_view_of`].
-    pub(super) fn read(&self, device: &Device, at: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-        let factor;
-        let scaled = match &self.scaled {
-            Scaling::Own(scaled) => scaled,
-            Scaling::Factor(all) => {
-                let mut bytes = [0; 4];
-                device.read_view_of(all, 0, &mut bytes)?;
-                factor = Scaled::nvfp4(f32::from_le_bytes(bytes));
-                &factor
-            }
-        };
-        match &self.exchanged {
-            None => self.read_rows(device, scaled, at, out),
-            Some(exchanged) => self.read_columns(device, scaled, exchanged, at, out),
-        }
     }
 
     /// In the order of the elements.
@@ -260,19 +223,38 @@ impl Expanded {
         exchanged: &Exchanged,
         number: u64,
     ) -> Result<Arc<Matrix>, DeviceError> {
-        let mut held = exchanged.matrices.lock();
-        let (tensor, changes) = (exchanged.tensor, device.changes());
-        held.retain(|held| held.changes == changes);
-        if let Some(held) = held.iter().find(|held| (held.tensor, held.number) == (tensor, number)) {
-            return Ok(Arc::clone(&held.matrix));
-        }
         let blocks = exchanged.rows * (exchanged.columns / self.block);
-        let matrix = Arc::new(self.read_parts(device, &(number * blocks..(number + 1) * blocks))?);
-        if held.len() == HELD {
-            held.remove(0);
+        let which = (self.elements.tensor_number(), number);
+        exchanged.matrices.get(which, blocks * (self.block_bytes + 1), device.changes(), || {
+            self.read_parts(device, &(number * blocks..(number + 1) * blocks))
+        })
+    }
+}
+
+impl Together for Expanded {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn views(&self) -> [Option<&Arc<TensorView>>; 4] {
+        [Some(&self.elements), Some(&self.scales), None, None]
+    }
+
+    fn read(&self, device: &Device, at: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        let factor;
+        let scaled = match &self.scaled {
+            Scaling::Own(scaled) => scaled,
+            Scaling::Factor(all) => {
+                let mut bytes = [0; 4];
+                device.read_view_of(all, 0, &mut bytes)?;
+                factor = Scaled::nvfp4(f32::from_le_bytes(bytes));
+                &factor
+            }
+        };
+        match &self.exchanged {
+            None => self.read_rows(device, scaled, at, out),
+            Some(exchanged) => self.read_columns(device, scaled, exchanged, at, out),
         }
-        held.push(Held { tensor, number, changes, matrix: Arc::clone(&matrix) });
-        Ok(matrix)
     }
 }
 

@@ -1,18 +1,19 @@
 //! What a file shows at each of its bytes: as it was loaded, or at another precision.
 
+use std::cell::LazyCell;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::expand::{self, Expanded, Matrices};
+use super::expand::{self, Expanded, ExpandedIntegers, Matrices, Together};
 use super::manifest::{Content, FileEntry, Literals, Model};
 use super::woven::Woven;
-use super::{FilesError, Precision};
+use super::{FilesError, Precision, config};
 use crate::device::{Device, DeviceError, TensorView};
 use crate::model::ReadAt;
 use crate::model::checkpoint::{self, Checkpoint};
-use crate::model::{FileKind, ModelError, ModelTensor, scaled};
+use crate::model::{FileKind, ModelError, ModelTensor, Scheme, scaled};
 use lamina_codec::format::Format;
 use lamina_codec::view::Kind;
 
@@ -52,7 +53,7 @@ enum Shows {
     /// A view of a tensor, from there on.
     View(Arc<TensorView>, u64),
     /// All of a block-scaled tensor, put together.
-    Expanded(Arc<Expanded>),
+    Expanded(Arc<dyn Together>),
     /// All of a tensor that lies in strands.
     Woven(Arc<Woven>),
 }
@@ -95,7 +96,7 @@ impl FileLayout {
         }
     }
 
-    /// The same file at another precision.
+    /// The same file at another precision. Readers of it share the matrices that are held.
     ///
     /// # Errors
     ///
@@ -105,6 +106,7 @@ impl FileLayout {
         model: &Model,
         file: &FileEntry,
         precision: &Precision,
+        matrices: &Arc<Matrices>,
     ) -> Result<Self, FilesError> {
         let nothing = |first: Option<&ModelTensor>| FilesError::NothingGiven {
             file: file.path.clone(),
@@ -118,7 +120,7 @@ impl FileLayout {
         let names = named(&header.tensors, file);
         let wholes = match precision {
             Precision::View(kind, _) if expand::expands(*kind) && file.kind == FileKind::Safetensors => {
-                expanded(device, &header.tensors, &names)?
+                expanded(device, model, &header.tensors, &names, matrices)?
             }
             _ => Wholes::new(),
         };
@@ -220,7 +222,7 @@ impl FileLayout {
                     sum += device.stored_of(view, *at..at + segment.length)?;
                 }
                 Shows::Expanded(expanded) => {
-                    for view in expanded.views() {
+                    for view in expanded.views().into_iter().flatten() {
                         sum += device.stored_of(view, 0..view.bytes())?;
                     }
                 }
@@ -243,7 +245,7 @@ impl FileLayout {
                 before = Some(view);
                 vec![view]
             }
-            Shows::Expanded(expanded) => expanded.views().to_vec(),
+            Shows::Expanded(expanded) => expanded.views().into_iter().flatten().collect(),
             Shows::Woven(woven) => woven.views().collect(),
             _ => Vec::new(),
         })
@@ -310,28 +312,42 @@ fn named<'a>(tensors: &'a [ModelTensor], file: &'a FileEntry) -> Vec<(&'a ModelT
 
 /// Tensors that are parts of block-scaled ones, by number: the one whose elements it is, put
 /// together, or nothing.
-type Wholes = BTreeMap<usize, Option<(ModelTensor, Arc<Expanded>)>>;
+type Wholes = BTreeMap<usize, Option<(ModelTensor, Arc<dyn Together>)>>;
 
 /// The block-scaled tensors that can be shown put together.
 fn expanded(
     device: &Device,
+    model: &Model,
     tensors: &[ModelTensor],
     names: &[(&ModelTensor, Option<&str>)],
+    matrices: &Arc<Matrices>,
 ) -> Result<Wholes, FilesError> {
-    let (mut wholes, matrices) = (Wholes::new(), Matrices::default());
+    let mut wholes = Wholes::new();
+    let of_gptq = LazyCell::new(|| config::more_zeros(device, model));
     for found in scaled::find(tensors).0 {
         let Some(whole) = &found.whole else { continue };
         let elements = &tensors[found.elements];
         let format = elements.format.parse().unwrap_or(Format::Opaque);
         let name = |part: usize| names[part].1;
         let parts = [name(found.elements), name(found.scales), found.third.and_then(name)];
-        match Expanded::new(device, &found, whole, format, parts, &matrices)? {
+        let expanded: Result<Arc<dyn Together>, String> = match found.scheme {
+            Scheme::Gptq | Scheme::Awq => {
+                let parts = [parts[0], parts[1], parts[2], found.fourth.and_then(name)];
+                let scale = tensors[found.scales].format.parse().unwrap_or(Format::Opaque);
+                let more = if found.scheme == Scheme::Gptq { *of_gptq } else { 0 };
+                ExpandedIntegers::new(device, found.scheme, whole, (scale, more), parts, matrices)?
+                    .map(|integers| Arc::new(integers) as _)
+            }
+            _ => Expanded::new(device, &found, whole, format, parts, matrices)?
+                .map(|expanded| Arc::new(expanded) as _),
+        };
+        match expanded {
             Ok(expanded) => {
                 wholes.extend(found.parts().map(|part| (part, None)));
                 let (name, shape) = (whole.name.clone(), whole.shape.clone());
                 let (dtype, length) = ("BF16".to_owned(), expanded.bytes());
                 let whole = ModelTensor { name, dtype, shape, format: "bf16", length, ..elements.clone() };
-                wholes.insert(found.elements, Some((whole, Arc::new(expanded))));
+                wholes.insert(found.elements, Some((whole, expanded)));
             }
             Err(why) => tracing::warn!("{why}: it stays in its parts"),
         }
@@ -404,7 +420,7 @@ impl<'a> Shown<'a> {
     }
 
     /// A block-scaled tensor put together.
-    fn expanded(whole: &'a ModelTensor, expanded: &Arc<Expanded>) -> Self {
+    fn expanded(whole: &'a ModelTensor, expanded: &Arc<dyn Together>) -> Self {
         let parts = vec![(expanded.bytes(), Shows::Expanded(Arc::clone(expanded)))];
         Self { tensor: whole, target: Some(Format::Bf16), parts, given: true }
     }

@@ -13,7 +13,9 @@ use super::manifest::{Found, Literals, MARK, Manifest, Model, model_of, read, te
 use super::map::PrecisionMap;
 use super::plan::{ModelPlan, PlannedFile};
 use crate::device::{Device, DeviceError, Places};
-use crate::load::{KvRule, LoadError, LoadOptions, Progress, drop_tensor, is_no_base, load_from, source_of};
+use crate::load::{
+    KvRule, LoadError, LoadOptions, Progress, drop_tensor, drop_tensor_by, is_no_base, load_from, source_of,
+};
 use crate::tensor::TensorSpec;
 use lamina_codec::format::Format;
 
@@ -32,12 +34,9 @@ pub struct Loading {
 }
 
 /// The models that the device holds. What was not loaded whole, or not removed whole, is removed
-/// first.
-///
-/// # Errors
-///
-/// When that fails. A manifest that cannot be read is logged, and its model not shown.
-pub fn held(device: &Device) -> Result<Vec<Model>, FilesError> {
+/// first. What cannot be removed, and a manifest that cannot be read, is logged and not shown: the
+/// other models are.
+pub fn held(device: &Device) -> Vec<Model> {
     let mut models = Vec::new();
     for tensor in device.hidden_tensors().iter().filter(|tensor| model_of(tensor).is_some()) {
         match read(device, tensor) {
@@ -47,14 +46,28 @@ pub fn held(device: &Device) -> Result<Vec<Model>, FilesError> {
                     "{} was not loaded whole: what there was of it is removed",
                     model.manifest.name
                 );
-                remove(device, &model, |_, _| Ok(()))?;
+                if let Err(why) = remove(device, &model, discard(device)) {
+                    tracing::error!(
+                        "what there is of {} stays until the next start: {why}",
+                        model.manifest.name
+                    );
+                }
             }
-            Ok(Found::Blank) => drop_tensor(device, tensor)?,
+            Ok(Found::Blank) => {
+                if let Err(why) = drop_tensor(device, tensor) {
+                    tracing::error!("an empty manifest stays until the next start: {why}");
+                }
+            }
             Err(why) => tracing::error!("a model is not shown: {why}"),
         }
     }
     models.extend(checkpoints::held(device));
-    Ok(models)
+    models
+}
+
+/// Discards what of a model nobody was shown.
+fn discard(device: &Device) -> impl Fn(u64, u64) -> Result<(), FilesError> {
+    |dpa, length| Ok(device.discard(dpa, length)?)
 }
 
 /// Loads a model, telling `progress` after each piece, which may stop it. What was made until an
@@ -111,7 +124,7 @@ pub fn load(
         .and_then(|()| mark(device, &own, true))
         .and_then(|()| whole(device, &own));
     loaded.map(|model| (model, apart)).inspect_err(|_| {
-        if let Err(why) = remove_tensors(device, &manifest, |_, _| Ok(())) {
+        if let Err(why) = remove_tensors(device, &manifest, discard(device)) {
             tracing::error!("what was loaded of {} stays until the next start: {why}", plan.name);
         }
     })
@@ -162,7 +175,7 @@ fn load_files(
 }
 
 /// Removes a model: first its mark, so that an interrupted removal is gone through with, then its
-/// tensors, which `drop` is told of (DPA and bytes) before they go, then its manifest.
+/// tensors, which `drop` discards (DPA and bytes) before they go, then its manifest.
 ///
 /// # Errors
 ///
@@ -197,13 +210,7 @@ fn remove_tensors(
     if device.place_of(&own).is_some() {
         mark(device, &own, false)?;
     }
-    for tensor in manifest.tensors().chain([own.as_str()]) {
-        if let Some((dpa, length)) = device.place_of(tensor) {
-            drop(dpa, length)?;
-            drop_tensor(device, tensor)?;
-        }
-    }
-    Ok(())
+    manifest.tensors().chain([own.as_str()]).try_for_each(|tensor| drop_tensor_by(device, tensor, &drop))
 }
 
 /// A number that no model has.
@@ -277,5 +284,51 @@ impl Model {
             Literals::Tables(..) => None,
         };
         tensors.chain(own).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::DeviceConfig;
+    use crate::load::tests::checkpoint;
+    use lamina_codec::testing::bytes;
+
+    #[test]
+    fn what_cannot_be_removed_at_a_start_stays_and_the_other_models_are_shown() {
+        let device = Device::new(DeviceConfig::new(64 << 20, 64 << 20)).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        for (name, seed) in [("half", 1), ("whole", 2)] {
+            let path = folder.path().join(format!("{name}.safetensors"));
+            let tensors = [("w", "BF16", &[4096_u64][..], bytes(seed, 8192))];
+            std::fs::copy(checkpoint(&tensors).0.path(), &path).unwrap();
+            let plan = ModelPlan::open(&path, name).unwrap();
+            load(&device, &plan, &Loading::default(), |_| ControlFlow::Continue(())).unwrap();
+        }
+        // Removed by half, and by then somebody has derived a tensor from one of its own.
+        mark(&device, &tensor_name("half"), false).unwrap();
+        let info = device.tensor("half/w").unwrap();
+        let derived = TensorSpec {
+            name: "mine".to_owned(),
+            dpa: None,
+            length: info.length,
+            elements: None,
+            shape: Vec::new(),
+            format: info.format,
+            layout: info.layout,
+            codec: None,
+            base: Some(info.name),
+        };
+        device.create_tensor(derived).unwrap();
+        let names =
+            || -> Vec<String> { held(&device).into_iter().map(|model| model.manifest.name).collect() };
+        assert_eq!(names(), ["whole"]);
+        let mut found = vec![0; 8192];
+        device.read_base(info.dpa, &mut found).unwrap();
+        assert!(found == bytes(1, 8192));
+        // When it may go, the next start removes it.
+        device.detach_tensor("mine", |_| ControlFlow::Continue(())).unwrap();
+        assert_eq!(names(), ["whole"]);
+        assert!(device.tensor("half/w").is_err() && device.place_of(&tensor_name("half")).is_none());
     }
 }

@@ -29,8 +29,9 @@ mod precision;
 mod woven;
 
 pub use self::checkpoints::keep_checkpoint;
-pub use self::derive::Apart;
+pub use self::derive::{Apart, checkpoint_bases};
 pub use self::error::FilesError;
+pub use self::expand::Matrices;
 pub use self::layout::{FileLayout, Read};
 pub use self::load::{Loading, held, load, may_go, remove};
 pub use self::manifest::{FileEntry, Manifest, Model};

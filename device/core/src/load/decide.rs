@@ -24,6 +24,7 @@ use super::pieces::{Contents, each_piece, source_of, stamp_of, told_apart};
 use super::{LoadError, LoadOptions, Loaded, Progress, Reported, full_name, load_from, places, spelled};
 use crate::device::{Device, DeviceError, Source, SourceId};
 use crate::model::ModelFile;
+use crate::tensor::TensorError;
 use lamina_codec::BLOCK_BYTES;
 
 /// What becomes of a checkpoint.
@@ -88,7 +89,7 @@ impl fmt::Display for Held {
 }
 
 /// The tensors of checkpoints that were not loaded whole are removed, with what they hold: the
-/// paths of those checkpoints.
+/// paths of those checkpoints. One that others are coded against stays, and is logged.
 ///
 /// # Errors
 ///
@@ -98,7 +99,15 @@ pub fn drop_unfinished(device: &Device) -> Result<BTreeSet<String>, LoadError> {
     for (tensor, source) in device.sources_of_tensors() {
         let Some(source) = source.and_then(|id| device.source(id)) else { continue };
         if source.contents.is_none() {
-            drop_tensor(device, &tensor)?;
+            match drop_tensor(device, &tensor) {
+                Err(LoadError::Device {
+                    source: DeviceError::Tensor(why @ TensorError::IsBase { .. }),
+                    ..
+                }) => {
+                    tracing::error!("what was loaded of {} by half stays: {why}", source.path);
+                }
+                dropped => dropped?,
+            }
             paths.insert(source.path);
         }
     }
@@ -107,13 +116,23 @@ pub fn drop_unfinished(device: &Device) -> Result<BTreeSet<String>, LoadError> {
 
 /// Removes a tensor and what it holds. Interrupted, the rest can be removed later.
 pub(crate) fn drop_tensor(device: &Device, name: &str) -> Result<(), LoadError> {
-    let Some((dpa, length)) = device.place_of(name) else { return Ok(()) };
-    // What it holds must not go first.
-    is_no_base(device, name)?;
-    let length = length.next_multiple_of(BLOCK_BYTES as u64);
-    // In this order, because what a full store holds of KV windows could not be coded anew.
-    let dropped = device.discard(dpa, length).and_then(|()| device.remove_tensor(name));
-    dropped.map_err(|source| LoadError::Device { tensor: name.to_owned(), source })
+    match drop_tensor_by(device, name, |dpa, length| device.discard(dpa, length)) {
+        Ok(()) => Ok(()),
+        Err(source) => Err(LoadError::Device { tensor: name.to_owned(), source }),
+    }
+}
+
+/// The same, where `empty` discards whole blocks from a DPA on. A tensor that others are coded
+/// against, by then too, is not emptied.
+pub(crate) fn drop_tensor_by<E: From<DeviceError>>(
+    device: &Device,
+    name: &str,
+    empty: impl FnOnce(u64, u64) -> Result<(), E>,
+) -> Result<(), E> {
+    if device.place_of(name).is_none() {
+        return Ok(());
+    }
+    device.drop_tensor(name, |dpa, length| empty(dpa, length.next_multiple_of(BLOCK_BYTES as u64)))
 }
 
 /// That no tensor is coded against the one of this name.

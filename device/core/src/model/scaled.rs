@@ -7,8 +7,8 @@
 //! | MXFP4 | `X.weight` `U8` […, 16 G] | `X.weight_scale` `U8` or `F8_E8M0` […, G] | `X.weight` […, 32 G] |
 //! | MXFP8 | `X.weight` `F8_E4M3` or `F8_E5M2` […, 32 G] | likewise | `X.weight` […, 32 G] |
 //! | NVFP4 | `X.weight` `U8` […, 8 G] | `X.weight_scale` `F8_E4M3` […, G], `X.weight_scale_2` `F32`, one | `X.weight` […, 16 G] |
-//! | GPTQ | `X.qweight` `I32` [K / 8, N] | `X.scales` [G, N], `X.qzeros` `I32` [G, N / 8] | – |
-//! | AWQ | `X.qweight` `I32` [K, N / 8] | likewise | – |
+//! | GPTQ | `X.qweight` `I32` [K / 8, N] | `X.scales` [G, N], `X.qzeros` `I32` [G, N / 8], `X.g_idx` `I32` [K] or none | `X.weight` [N, K] |
+//! | AWQ | `X.qweight` `I32` [K, N / 8] | likewise, without `X.g_idx` | likewise |
 //!
 //! The rules:
 //! * Elements of four bits lie two to a byte, the first in the low half. So `U8` is `fp4_e2m1`, a
@@ -67,6 +67,8 @@ pub(crate) struct ScaledTensor {
     pub(crate) scales: usize,
     /// What is for all elements, or the zeros.
     pub(crate) third: Option<usize>,
+    /// The groups of inputs, if these do not follow each other.
+    pub(crate) fourth: Option<usize>,
     /// What it is put together, if that can be shown.
     pub(crate) whole: Option<Whole>,
 }
@@ -85,7 +87,7 @@ pub(crate) struct Whole {
 impl ScaledTensor {
     /// The numbers of its parts.
     pub(crate) fn parts(&self) -> impl Iterator<Item = usize> {
-        [self.elements, self.scales].into_iter().chain(self.third)
+        [self.elements, self.scales].into_iter().chain(self.third).chain(self.fourth)
     }
 }
 
@@ -199,7 +201,7 @@ impl Search<'_> {
         }
         let whole = Some(Whole { name: stem.to_owned(), shape, exchanged });
         let (elements, scales) = (number, scales_number);
-        Ok(Some(ScaledTensor { scheme: Scheme::Mxfp4, elements, scales, third: None, whole }))
+        Ok(Some(ScaledTensor { scheme: Scheme::Mxfp4, elements, scales, third: None, fourth: None, whole }))
     }
 
     /// A weight, and scales that are named after it.
@@ -244,7 +246,7 @@ impl Search<'_> {
         let row = groups.checked_mul(block as u64).ok_or_else(|| divided(weight, scales, bytes))?;
         let shape = [prefix, &[row]].concat();
         let whole = Some(Whole { name: weight.name.clone(), shape, exchanged: false });
-        Ok(Some(ScaledTensor { scheme, elements, scales: number, third, whole }))
+        Ok(Some(ScaledTensor { scheme, elements, scales: number, third, fourth: None, whole }))
     }
 
     /// 4-bit integers, eight to an `I32`.
@@ -288,8 +290,24 @@ impl Search<'_> {
         if inputs.is_none_or(|inputs| groups > inputs) {
             return Err(wrong());
         }
+        let inputs = inputs.unwrap_or_default();
+        let fourth = match self.named(&format!("{stem}.g_idx")).filter(|_| scheme == Scheme::Gptq) {
+            Some((number, indices)) if indices.dtype == "I32" && indices.shape == [inputs] => Some(number),
+            Some((_, indices)) => {
+                let (dtype, shape) = (&indices.dtype, &indices.shape);
+                return Err(format!(
+                    "{}: {dtype} {shape:?} are no groups of {inputs} inputs: {name} is kept as I32",
+                    indices.name
+                ));
+            }
+            None => None,
+        };
+        let whole = format!("{stem}.weight");
+        // Where there is one already, it is put together by whoever loads it.
+        let whole = Some(whole).filter(|whole| !self.by_name.contains_key(whole.as_str()));
+        let whole = whole.map(|name| Whole { name, shape: vec![outputs, inputs], exchanged: false });
         let (elements, scales, third) = (number, scales_number, Some(zeros_number));
-        Ok(Some(ScaledTensor { scheme, elements, scales, third, whole: None }))
+        Ok(Some(ScaledTensor { scheme, elements, scales, third, fourth, whole }))
     }
 }
 

@@ -123,7 +123,7 @@ impl TensorReport {
             shape: info.shape.clone(),
             elements: info.elements,
             dpa: info.dpa,
-            base_tensor: info.base.clone(),
+            base_tensor: tensor.base_name(),
             base: tensor.traffic.report(&given.compared),
             logical_bytes: info.length,
             stored_bytes,

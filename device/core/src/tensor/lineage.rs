@@ -4,14 +4,17 @@
 //! * A base outlives what is derived from it: it is neither removed nor made longer or shorter
 //!   before.
 //! * Both directions change only while the map is held alone, so that whoever holds the map may
-//!   rely on them.
+//!   rely on them. A tensor gets a base once, and may give it up once.
 //! * What a tensor's blocks hold does not change while its list of derived tensors is locked for
 //!   reading ([`Lineage::steady`]): who stores into it [locks it for writing](Lineage::derived_mut)
 //!   if it is not empty. Locks are taken from derived tensors to their bases.
 
 use std::sync::{
     Arc, OnceLock, Weak,
-    atomic::{AtomicUsize, Ordering::Relaxed},
+    atomic::{
+        AtomicBool, AtomicUsize,
+        Ordering::{Acquire, Relaxed, Release},
+    },
 };
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -29,6 +32,8 @@ pub(crate) type Derived = Vec<Weak<Tensor>>;
 #[derive(Default)]
 pub(crate) struct Lineage {
     base: OnceLock<Arc<Tensor>>,
+    /// Whether the base was given up, so that it is none any more.
+    detached: AtomicBool,
     derived: RwLock<Derived>,
     /// How many are derived, for who does not want the lock.
     count: AtomicUsize,
@@ -51,7 +56,14 @@ impl Lineage {
 
     /// The tensor that its tensor is coded against.
     pub(crate) fn base(&self) -> Option<&Arc<Tensor>> {
-        self.base.get()
+        // Who sees that it was given up sees what was coded by itself before that.
+        self.base.get().filter(|_| !self.detached.load(Acquire))
+    }
+
+    /// Has the tensor have no base any more, or have it again. The map is held alone, and none of
+    /// its blocks is a difference.
+    pub(crate) fn set_detached(&self, detached: bool) {
+        self.detached.store(detached, Release);
     }
 
     /// Its bases, the nearest first. Tables of an image may go round in a circle, so that this may
@@ -93,9 +105,9 @@ impl Tensor {
         }
     }
 
-    /// Has its base forget it. The map is held alone.
+    /// Has its base forget it, also one that it gave up. The map is held alone.
     pub(crate) fn leave_base(self: &Arc<Self>) {
-        if let Some(base) = self.lineage.base() {
+        if let Some(base) = self.lineage.base.get() {
             let mut derived = base.lineage.derived.write();
             derived.retain(|tensor| tensor.as_ptr() != Arc::as_ptr(self));
             base.lineage.count.store(derived.len(), Relaxed);

@@ -8,12 +8,12 @@ use clap::Args;
 ///
 /// Each matrix alone is read at each of --views, and what the model says of the text is compared
 /// with what it says in full: the mean Kullback-Leibler divergence of its next-token probabilities.
-/// Bits then go where they give most, and the map that comes of it is judged, beside uniform
-/// precisions, on another part of the text.
+/// Bits then go where they give most. The best of two such mixtures and the best uniform precision
+/// on the text is the map, which is judged, beside uniform precisions, on another part of it.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Models are those of the project's decoder: Llama's architecture with one matrix for embedding and classifier, as GGUF, or as bf16
-safetensors with its shape in the metadata. What several tensors do is taken to add up.
+safetensors with its shape in the metadata.
 
 Examples:
       lamina advise smollm2-bf16.gguf --text essay.txt --budget 11.5 --out small.toml

@@ -11,6 +11,7 @@ use lamina_model::dram::Profile;
 use lamina_serve::flusher::WriteBackWith;
 use lamina_store::mode::Mode;
 
+use super::mount::base;
 use super::values::{bytes, dram, open_windows, run_dir, threads};
 use crate::several::SeveralArgs;
 
@@ -34,6 +35,12 @@ pub(crate) struct DeviceArgs {
     /// changed, are refused.
     #[arg(long = "model", value_name = "FILE")]
     pub(crate) models: Vec<PathBuf>,
+    /// Tensors that the --model called MODEL has of the same name, format and shape as the one
+    /// called BASE, which comes before it, are stored as the difference to its. Models are called
+    /// as their files, without the extension; MODEL's tensors are called MODEL/NAME then. May be
+    /// given more than once.
+    #[arg(long = "model-base", value_name = "MODEL=BASE", value_parser = base)]
+    pub(crate) bases: Vec<(String, String)>,
     /// Load the checkpoints even so: remove the --image's tensors of their names, with all that was
     /// stored into them, and write over what lies outside tensors where a checkpoint fits nowhere
     /// else.

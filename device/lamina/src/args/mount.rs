@@ -21,6 +21,8 @@ Examples:
       ls -l ~/m/models/model/model@e8m3.safetensors ~/m/models/model/model@fp8_e4m3fn.safetensors
   A directory with shards, configuration and tokenizer; as a whole it is at ~/m/models/llama@e8m3/ too:
       lamina mount ~/downloads/Llama-3.2-1B ~/m
+  A model and a fine-tune of it: what is the same is stored once
+      lamina mount base.safetensors tuned.safetensors ~/m --base tuned=base
   Precisions by tensor, from a file of rules ([[tensor]] name = \"*.down_proj.*\", view = \"e8m2\"):
       lamina mount model.gguf ~/m --map small=small.toml
 
@@ -31,6 +33,10 @@ pub(crate) struct Mount {
     /// then the directory to mount on, which is made if it is missing.
     #[arg(required = true, num_args = 1.., value_name = "MODEL… DIR")]
     pub(crate) words: Vec<PathBuf>,
+    /// Tensors that MODEL has of the same name, format and shape as BASE are stored as the
+    /// difference to its: both are called as in DIR/models; may be given more than once.
+    #[arg(long = "base", value_name = "MODEL=BASE", value_parser = base)]
+    pub(crate) bases: Vec<(String, String)>,
     #[command(flatten)]
     pub(crate) shown: Shown,
     /// Keep the device in this file: it is there again the next time, with its models.
@@ -136,6 +142,16 @@ pub(crate) struct To {
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// A model, and the one that it is stored against.
+pub(crate) fn base(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((model, base)) if !model.is_empty() && !base.is_empty() && model != base => {
+            Ok((model.to_owned(), base.to_owned()))
+        }
+        _ => Err(format!("{text:?} is no MODEL=BASE: write for example tuned=base")),
+    }
 }
 
 fn map(text: &str) -> Result<(String, PathBuf), String> {

@@ -34,6 +34,7 @@ pub(super) struct Device {
     pub(super) replace: Field<bool>,
     pub(super) observe: Field<bool>,
     pub(super) model_dram: Field<String>,
+    pub(super) model_base: Field<Vec<String>>,
     pub(super) sync_seconds: Field<Number>,
     pub(super) store_capacity: Field<Number>,
     pub(super) full_wait: Field<Number>,

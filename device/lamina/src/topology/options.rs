@@ -86,6 +86,7 @@ impl<'f> Options<'f> {
         self.text("--mode", device.mode);
         self.text("--codec", device.codec);
         self.paths("--model", device.model);
+        self.texts("--model-base", device.model_base);
         // One option, so that no views at all can be said.
         self.add("--views", device.views, |views| vec![views.join(",")]);
         self.texts("--kv", device.kv);

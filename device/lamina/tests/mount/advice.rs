@@ -68,6 +68,12 @@ fn the_file_that_the_map_makes_is_what_was_judged() {
     let bits = advice["bits"].as_f64().unwrap();
     assert!((10.0..=11.3).contains(&bits), "{bits}");
     assert_eq!(advice["uniform"], "e8m1");
+    // What is given is the best of what was tried as a whole.
+    let tried = advice["candidates"].as_array().unwrap();
+    let of = |candidate: &Value| candidate["divergence"].as_f64().unwrap();
+    let given = tried.iter().find(|candidate| candidate["found"] == advice["found"]).unwrap();
+    assert_eq!(tried.len(), 3);
+    assert!(tried.iter().all(|candidate| of(given) <= of(candidate)), "{tried:?}");
 
     place.mount(&["--map", &format!("small={}", place.text("map.toml")), bundled().to_str().unwrap()]);
     let full = fs::read(bundled()).unwrap();

@@ -2,10 +2,13 @@
 //! them.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 
 use lamina_reference::Format;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -64,6 +67,21 @@ impl Place {
         serde_json::from_str(&self.said(&[&["mount", "--json"], words, &[&mount]].concat())).unwrap()
     }
 
+    /// Serves a device until what this gives is dropped, or says why not.
+    pub(crate) fn serve(&self, words: &[&str]) -> Result<Served, String> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lamina"));
+        command.arg("serve").args(words).current_dir(self.directory.path());
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let ready: Value = serde_json::from_str(&line).unwrap_or_default();
+        if ready["ready"] == true {
+            return Ok(Served { child });
+        }
+        let output = child.wait_with_output().unwrap();
+        Err(String::from_utf8(output.stderr).unwrap())
+    }
+
     /// Something under `models/`.
     pub(crate) fn model(&self, path: &str) -> PathBuf {
         self.path("m/models").join(path)
@@ -79,6 +97,20 @@ impl Place {
         let name = format!("user.lamina.{name}");
         let found = rustix::fs::getxattr(self.model(path), name.as_str(), &mut value[..]);
         Some(String::from_utf8(value[..found.ok()?].to_vec()).unwrap())
+    }
+}
+
+/// A device that is served in the foreground.
+#[derive(Debug)]
+pub(crate) struct Served {
+    child: Child,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let pid = Pid::from_raw(self.child.id().try_into().unwrap());
+        kill(pid, Signal::SIGTERM).unwrap();
+        self.child.wait().unwrap();
     }
 }
 

@@ -171,13 +171,99 @@ fn stores_through_the_window_go_where_they_belong() {
     assert!(read(base) == of_base && read(tuned) == of_tuned);
     assert!(stored().0 > small);
     let refused = place.refused(&["tensor", "rm", "base", "--api", api]);
-    assert!(refused.contains("base is the base of tuned: remove what is derived from it"), "{refused}");
+    assert!(refused.contains("base is the base of tuned: detach or remove what is derived"), "{refused}");
     assert!(
         place
             .refused(&["tensor", "resize", "tuned", "--length", "4096", "--api", api])
             .contains("cannot be resized")
     );
+    let detached = place.said(&["tensor", "detach", "tuned", "--json", "--api", api]);
+    let detached: Value = serde_json::from_str(&detached).unwrap();
+    assert_eq!((&detached[0]["name"], &detached[0]["base"]), (&"tuned".into(), &Value::Null));
+    assert!(read(base) == of_base && read(tuned) == of_tuned);
+    assert!(place.refused(&["tensor", "detach", "nobody", "--api", api]).contains("nobody"));
+    place.said(&["tensor", "resize", "tuned", "--length", "4096", "--api", api]);
     place.said(&["tensor", "rm", "tuned", "--api", api]);
     assert!(read(base) == of_base && read(tuned) == of_tuned);
     place.said(&["tensor", "rm", "base", "--api", api]);
+}
+
+#[test]
+fn a_model_is_mounted_against_another_and_detached_so_that_that_may_go() {
+    let place = Place::new();
+    let (base, tuned) = pair();
+    let (image, of_base) = (place.text("image"), place.write("base.safetensors", &base));
+    let of_tuned = place.write("tuned.safetensors", &tuned);
+    let refused = place.refused(&["mount", &of_base, "--base", "tuned=base", &place.text("m")]);
+    assert!(refused.contains("no model to mount is called tuned"), "{refused}");
+    place.refused(&["mount", &of_base, &of_tuned, "--base", "tuned", &place.text("m")]);
+    // What cannot be is refused, and nothing is left behind.
+    let refused = place.refused(&["mount", &of_base, &of_tuned, "--base", "base=tuned", &place.text("m")]);
+    assert!(
+        refused.contains("no model of this device is called tuned") || refused.contains("tuned"),
+        "{refused}"
+    );
+    assert!(!place.model("").exists());
+    let mounted = place.mount(&["--image", &image, &of_base, &of_tuned, "--base", "tuned=base"]);
+    let of = |models: &Value| {
+        let found = models.as_array().unwrap().iter().find(|is| is["name"] == "tuned").unwrap();
+        (found["base"].clone(), found["stored"].as_u64().unwrap())
+    };
+    let (is, small) = of(&mounted["models"]);
+    assert_eq!(is, "base");
+    let right = || assert!(place.read("tuned/tuned.safetensors") == tuned);
+    right();
+    let before = place.read("tuned@e8m3.safetensors");
+    assert!(place.refused(&["rm", "base"]).contains("detach or remove"));
+    let api = mounted["api"].as_str().unwrap();
+    assert!(place.refused(&["tensor", "detach", "--model", "nobody", "--api", api]).contains("nobody"));
+    let said = place.said(&["tensor", "detach", "--model", "tuned", "--api", api]);
+    assert!(said.contains("tuned/near") && !said.contains("grown"), "{said}");
+    let models: Value = serde_json::from_str(&place.said(&["ls", "--json"])).unwrap();
+    let (is, large) = of(&models[0]["models"]);
+    assert!(is.is_null() && large > small, "{is} {large} {small}");
+    assert_eq!(place.attribute("tuned/tuned.safetensors", "base"), None);
+    place.said(&["rm", "base"]);
+    right();
+    assert!(place.read("tuned@e8m3.safetensors") == before);
+    place.said(&["umount", &place.text("m")]);
+    place.mount(&["--image", &image]);
+    right();
+}
+
+#[test]
+fn a_served_checkpoint_is_stored_against_the_one_before_it() {
+    let place = Place::new();
+    let (base, tuned) = pair();
+    let (of_base, of_tuned) =
+        (place.write("base.safetensors", &base), place.write("tuned.safetensors", &tuned));
+    let (image, mount) = (place.text("image"), place.text("m"));
+    let serve = |models: &[&str], bases: &[&str]| {
+        let models = models.iter().flat_map(|model| ["--model", *model]);
+        let bases = bases.iter().flat_map(|base| ["--model-base", *base]);
+        let words = ["--image", &image, "--mount", &mount, "--run-dir", "run", "--json"];
+        place.serve(&words.into_iter().chain(models).chain(bases).collect::<Vec<_>>())
+    };
+    let api = || place.text("run/api.sock");
+    assert!(serve(&[&of_tuned, &of_base], &["tuned=base"]).unwrap_err().contains("no --model before"));
+    for _ in 0..2 {
+        let served = serve(&[&of_base, &of_tuned], &["tuned=base"]).unwrap();
+        let stats: Value = serde_json::from_str(&place.said(&["stats", "--json", "--api", &api()])).unwrap();
+        let tensors = stats["tensors"].as_array().unwrap();
+        let of = |name: &str| tensors.iter().find(|is| is["name"] == name).unwrap();
+        assert_eq!(
+            (&of("tuned/near")["base_tensor"], &of("near")["base_tensor"]),
+            (&"near".into(), &Value::Null)
+        );
+        assert_eq!(of("tuned/grown")["base_tensor"], Value::Null);
+        assert!(
+            2 * of("tuned/near")["stored_bytes"].as_u64().unwrap()
+                < of("near")["stored_bytes"].as_u64().unwrap()
+        );
+        assert!(
+            place.read("tuned/tuned.safetensors") == tuned && place.read("base/base.safetensors") == base
+        );
+        assert_eq!(place.attribute("tuned/tuned.safetensors", "base").as_deref(), Some("base"));
+        drop(served);
+    }
 }

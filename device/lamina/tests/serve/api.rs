@@ -105,6 +105,26 @@ fn tensors_are_made_many_at_once_and_resized_and_views_are_removed() {
 }
 
 #[test]
+fn a_tensor_with_a_base_is_detached() {
+    within(60, || {
+        let served = Served::new();
+        let derived = json!({ "name": "u", "length": 8192, "format": "bf16", "base": "t" });
+        let (status, made) = served.ask("POST", "/tensors", &derived.to_string());
+        assert_eq!((status, &made["base"]), (201, &json!("t")), "{made}");
+        assert_eq!(served.ask("DELETE", "/tensors/t", "").0, 409);
+        assert_eq!(served.ask("GET", "/detach", ""), (200, json!([])));
+        let (status, detached) = served.ask("POST", "/detach", r#"{"tensor":"u"}"#);
+        assert_eq!((status, &detached[0]["name"], &detached[0]["base"]), (200, &json!("u"), &Value::Null));
+        assert_eq!(served.ask("DELETE", "/tensors/t", "").0, 204);
+        assert_eq!(served.ask("POST", "/detach", r#"{"tensor":"t"}"#).0, 404);
+        assert_eq!(served.ask("POST", "/detach", r#"{"model":"m"}"#).0, 409);
+        for bad in ["{}", r#"{"tensor":7}"#, r#"{"tensor":"u","model":"m"}"#, r#"{"other":"u"}"#] {
+            assert_eq!(served.ask("POST", "/detach", bad).0, 400, "{bad}");
+        }
+    });
+}
+
+#[test]
 fn stats_metrics_and_the_page_are_served_and_live() {
     within(60, || {
         let served = Served::new();

@@ -51,6 +51,27 @@ fn a_guest_makes_resizes_and_frees_tensors_and_views() {
         let mut other = again.clone();
         other["tensors"][0]["length"] = 4096.into();
         assert_eq!(guest.ask(&other)["ok"], false);
+        // A base may be named, and given up.
+        let derived = json!({ "name": "near", "length": 8192, "format": "bf16", "base": "mine" });
+        let create = json!({ "op": "create_tensors", "tensors": [derived], "again": true });
+        let near = guest.ask(&create);
+        assert_eq!(near["tensors"][0]["base"], "mine", "{near}");
+        assert_eq!(guest.ask(&create), near);
+        let refused = guest.ask(&json!({ "op": "remove_tensor", "name": "mine" }));
+        assert!(refused["error"].as_str().unwrap().contains("base of near"), "{refused}");
+        let detached = guest.ask(&json!({ "op": "detach_tensor", "name": "near" }));
+        assert_eq!(
+            (&detached["ok"], &detached["tensor"]["base"]),
+            (&json!(true), &json!(null)),
+            "{detached}"
+        );
+        assert_eq!(guest.ask(&json!({ "op": "remove_tensor", "name": "near" })), json!({ "ok": true }));
+        let lossy =
+            json!({ "kind": "lossy_kv", "channels": 64, "window": 64, "lossy": "packkv:0.1,median,8" });
+        let cache = json!({ "name": "cache", "length": 1 << 16, "format": "bf16", "layout": lossy });
+        let cache = guest.ask(&json!({ "op": "create_tensors", "tensors": [cache] }));
+        assert_eq!(cache["tensors"][0]["layout"]["lossy"]["repack"], "median", "{cache}");
+        assert_eq!(guest.ask(&json!({ "op": "remove_tensor", "name": "cache" })), json!({ "ok": true }));
         let page = guest.ask(&json!({ "op": "tensors", "from": dpa, "most": 1 }));
         assert_eq!(page["tensors"], json!([made["tensors"][0]]));
         let shorter = guest.ask(&json!({ "op": "resize_tensor", "name": "mine", "length": 4096 }));

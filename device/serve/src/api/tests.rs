@@ -198,6 +198,11 @@ fn what_is_answered_has_the_form_that_is_described() {
     made("POST", "/discard", "/discard", r#"{"offset":0,"length":4096}"#, 200);
     made("POST", "/poison/clear", "/poison/clear", r#"{"offset":0,"length":4096}"#, 200);
     made("PATCH", "/tensors/k.3.k", "/tensors/{name}", r#"{"length":131072}"#, 200);
+    let derived = r#"{"name":"near","length":8192,"format":"bf16","base":"a"}"#;
+    made("POST", "/tensors", "/tensors", derived, 201);
+    made("POST", "/detach", "/detach", r#"{"tensor":"near"}"#, 200);
+    made("DELETE", "/tensors/near", "/tensors/{name}", "", 204);
+    made("GET", "/detach", "/detach", "", 200);
     made("DELETE", "/views", "/views", r#"{"tensor":"a","spelling":"e8m3"}"#, 200);
     made("DELETE", "/tensors/a", "/tensors/{name}", "", 204);
     // Refusals have words.

@@ -327,7 +327,7 @@ impl Models {
                 }
                 format!("{kept} of {} tensors are full", given + kept)
             }
-            "user.lamina.base" => place.folder.model.manifest.base.clone().ok_or_else(none)?,
+            "user.lamina.base" => self.base_of(&place.folder.model).ok_or_else(none)?,
             "user.lamina.read" => layout.traffic().bytes.to_string(),
             _ => layout.traffic().stored.to_string(),
         };

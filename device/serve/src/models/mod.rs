@@ -29,7 +29,9 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::{Mutex, RwLock};
 
 use lamina_device::device::Device;
-use lamina_device::files::{self, FileEntry, FileLayout, FilesError, Loading, Model, ModelPlan, Precision};
+use lamina_device::files::{
+    self, FileEntry, FileLayout, FilesError, Loading, Matrices, Model, ModelPlan, Precision,
+};
 use lamina_device::load::Progress;
 use lamina_device::model::FileKind;
 
@@ -49,6 +51,8 @@ pub struct Models {
     folders: RwLock<BTreeMap<String, Arc<Folder>>>,
     /// Files that were looked at, by inode; none where no tensor can be shown so.
     shown: Mutex<HashMap<u64, Option<Arc<Shown>>>>,
+    /// What is held for readers of files at bf16.
+    matrices: Arc<Matrices>,
     /// Held by who loads or removes a model.
     turn: Mutex<()>,
     loading: Mutex<Option<LoadingReport>>,
@@ -118,24 +122,22 @@ impl Folder {
 }
 
 impl Models {
-    /// The models that `device` holds. What was loaded or removed by half is removed.
-    ///
-    /// # Errors
-    ///
-    /// When that fails.
-    pub fn open(device: Arc<Device>) -> Result<Self, FilesError> {
-        let held = files::held(&device)?;
+    /// The models that `device` holds. What was loaded or removed by half is removed; what cannot
+    /// be is logged.
+    pub fn open(device: Arc<Device>) -> Self {
+        let held = files::held(&device);
         let folders =
             held.into_iter().map(|model| (model.manifest.name.clone(), Arc::new(Folder::new(model))));
-        Ok(Self {
+        Self {
             folders: RwLock::new(folders.collect()),
             device,
             shown: Mutex::default(),
+            matrices: Arc::default(),
             turn: Mutex::default(),
             loading: Mutex::default(),
             stopping: AtomicBool::new(false),
             gone: OnceLock::new(),
-        })
+        }
     }
 
     /// Has `gone` be told of files whose pages are to go. Once is enough.
@@ -199,6 +201,7 @@ impl Models {
             shown.keys().copied().filter(|inode| number::model_of(*inode) == id).collect();
         shown.retain(|inode, _| number::model_of(*inode) != id);
         std::mem::drop(shown);
+        self.matrices.clear();
         gone.extend((0..folder.entries.len()).filter_map(|entry| number::of(id, entry, 0)));
         gone.sort_unstable();
         gone.dedup();
@@ -242,7 +245,7 @@ impl Models {
         let Some(file) = folder.file(entry) else { return Ok(None) };
         let layout = match precision {
             None => FileLayout::new(&self.device, &folder.model, file),
-            Some(precision) => FileLayout::at(&self.device, &folder.model, file, precision),
+            Some(precision) => FileLayout::at(&self.device, &folder.model, file, precision, &self.matrices),
         };
         let layout = match layout {
             Ok(layout) => Some(layout),

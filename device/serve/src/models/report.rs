@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{Folder, Models, number};
-use lamina_device::files::{Apart, Read};
+use lamina_device::files::{Apart, Model, Read};
 
 /// All models, and what is being loaded.
 #[derive(Clone, Debug, Serialize)]
@@ -34,7 +34,7 @@ pub struct ModelReport {
     pub bytes: u64,
     /// Bytes that are stored of them.
     pub stored: u64,
-    /// The model that it was loaded against.
+    /// The model that it was loaded against, as long as any tensor has a base.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base: Option<String>,
     /// Tensors that are stored by themselves even so, when it is loaded.
@@ -79,6 +79,12 @@ impl Models {
         ModelsReport { models, loading: self.loading.lock().clone() }
     }
 
+    /// The model that a model was loaded against, as long as any tensor of it has a base.
+    pub(super) fn base_of(&self, model: &Model) -> Option<String> {
+        let has_base = |name| self.device.tensor(name).is_ok_and(|tensor| tensor.base.is_some());
+        model.manifest.base.clone().filter(|_| model.manifest.tensors().any(has_base))
+    }
+
     pub(super) fn report_of(&self, folder: &Folder) -> ModelReport {
         let manifest = &folder.model.manifest;
         let mut requested = self.requested(manifest.id);
@@ -106,7 +112,7 @@ impl Models {
             name: manifest.name.clone(),
             bytes: files.iter().map(|file| file.bytes).sum(),
             stored: files.iter().map(|file| file.stored).sum(),
-            base: manifest.base.clone(),
+            base: self.base_of(&folder.model),
             apart: Vec::new(),
             files,
         }

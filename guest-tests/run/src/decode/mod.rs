@@ -1,8 +1,9 @@
 //! The decoder job: a language model whose weights and KV cache are on the device.
 //!
-//! The guest, or the same program on the host, writes a text with everything in full, then judges a given text with weights in each
-//! view, and with the KV cache read under each policy. `reference` does the same in ordinary
-//! memory, and every logit must be the same; [`report`] tells what the device moved for it.
+//! The guest, or the same program on the host, writes a text with everything in full, then judges a
+//! given text with weights in each view, and with the KV cache read under each policy. `reference`
+//! does the same in ordinary memory, and every logit must be the same; [`report`] tells what the
+//! device moved for it.
 //!
 //! The cache is a checkpoint of zeros, loaded like any other: for each layer a K and a V tensor
 //! with a row for each token the model can take.
@@ -20,7 +21,10 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use lamina_guest::{DecodePlan, DecodeRun, Task};
-use lamina_llama::{Config, Element, Policy, Slot, Tokenizer, Weight, policy::FULL};
+use lamina_llama::{
+    Config, Element, Policy, Slot, Tokenizer, Weight,
+    policy::{FULL, packings},
+};
 use lamina_qemu::GuestFile;
 use lamina_reference::Format;
 use serde_json::json;
@@ -159,17 +163,23 @@ impl Decode {
         }
 
         let folder = tempfile::Builder::new().prefix("lamina-decode-").tempdir()?;
-        let mut add_cache = |name: &str, layout: String| {
+        let mut add_cache = |name: &str, layouts: [String; 2]| {
             let cache = folder.path().join(format!("{name}.safetensors"));
             write_cache(&cache, name, &config).context("cannot write the empty KV cache")?;
             serve.models.push(cache);
-            serve.kv.push(format!("{name}.*={layout}"));
+            if layouts[0] == layouts[1] {
+                serve.kv.push(format!("{name}.*={}", layouts[0]));
+            } else {
+                let sides = ["k", "v"].iter().zip(layouts);
+                serve.kv.extend(sides.map(|(side, layout)| format!("{name}.*.{side}={layout}")));
+            }
             Ok::<_, anyhow::Error>(())
         };
         // Windows that are pages, so that reading a page decodes no other; but no smaller than a
         // block.
         let window = self.window_tokens.unwrap_or(page_tokens).max(BLOCK / row_bytes).clamp(1, MAX_WINDOW);
-        add_cache(CACHE, format!("{},{window}", config.kv_dim()))?;
+        let exact = format!("{},{window}", config.kv_dim());
+        add_cache(CACHE, [exact.clone(), exact])?;
         let mut packed = BTreeMap::new();
         for policy in &self.policies {
             let Policy::Packed(packing) = policy else { continue };
@@ -183,7 +193,8 @@ impl Decode {
                 )
             })?;
             if packed.insert(policy.to_string(), name.clone()).is_none() {
-                add_cache(&name, format!("{},{window},lossy={packing}", config.kv_dim()))?;
+                let of = |packing| format!("{},{window},lossy={packing}", config.kv_dim());
+                add_cache(&name, packings(packing).map(of))?;
             }
         }
         let policies = self.policies.iter().flat_map(Policy::views);

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use lamina_guest::{DecodePlan, DecodeRun, Task};
 use lamina_llama::{
     Cached, Config, Decoder, Element, KvCache, KvMemory, Memory, PagedCache, PlainCache, Policy, Sampler,
-    Slot, Source, Tokenizer, Viewed, Weight, judge, write,
+    Slot, Source, Tokenizer, Viewed, Weight, judge, policy::packings, write,
 };
 use lamina_reference::{Format, view_bytes};
 use safetensors::{Dtype, tensor::TensorView};
@@ -57,7 +57,9 @@ pub(crate) fn expected(
     }
     let mut memory = Arrays::new(&plan.config, policy.views())?;
     if let Policy::Packed(packing) = &policy {
-        memory.packed = Some(scale_of(packing).with_context(|| format!("the scale of {packing}"))?);
+        let [k, v] = packings(packing);
+        let scale = |of: &str| scale_of(of).with_context(|| format!("the scale of {of}"));
+        memory.packed = Some([scale(&k)?, scale(&v)?]);
     }
     let mut cache = PagedCache::new(memory, plan.config, policy, plan.page_tokens, plan.flush_every)?;
     Ok(perform(plan, tokenizer, &run.task, &weights, &mut cache))
@@ -125,8 +127,8 @@ fn scale_of(packing: &str) -> Result<f32> {
 /// A cache's tensors, and their views as of the last flush.
 struct Arrays {
     channels: usize,
-    /// The relative scale, if full windows are packed with loss.
-    packed: Option<f32>,
+    /// The relative scales of K and V, if full windows are packed with loss.
+    packed: Option<[f32; 2]>,
     base: Vec<Vec<u8>>,
     views: Vec<String>,
     /// By view, then by tensor.
@@ -148,11 +150,14 @@ impl Arrays {
         let of = |tensor: &Vec<u8>, view: &str| {
             view_bytes(Format::Bf16, view, tensor, tensor.len() as u64 / 2).expect("the view is one of bf16")
         };
-        let held = |tensor: &Vec<u8>| {
-            let packed = |scale| lamina_reference::packed_windows(tensor, self.channels, scale);
+        // K and V of a layer follow each other.
+        let held = |(index, tensor): (usize, &Vec<u8>)| {
+            let packed =
+                |scales: [f32; 2]| lamina_reference::packed_windows(tensor, self.channels, scales[index % 2]);
             self.packed.map_or_else(|| tensor.clone(), packed)
         };
-        let all = |view: &String| self.base.iter().map(|tensor| of(&held(tensor), view)).collect();
+        let held: Vec<_> = self.base.iter().enumerate().map(held).collect();
+        let all = |view: &String| held.iter().map(|tensor| of(tensor, view)).collect();
         self.shown = self.views.iter().map(all).collect();
     }
 }

@@ -28,7 +28,7 @@ fn held(tensors: &[Tensor<'_>]) -> (Device, Model) {
 
 fn at(device: &Device, model: &Model, precision: &str) -> FileLayout {
     let precision = Precision::parse(precision, &BTreeMap::new()).unwrap();
-    FileLayout::at(device, model, &model.manifest.files[0], &precision).unwrap()
+    FileLayout::at(device, model, &model.manifest.files[0], &precision, &Arc::default()).unwrap()
 }
 
 fn whole(device: &Device, layout: &FileLayout) -> Vec<u8> {
@@ -190,4 +190,118 @@ fn a_view_at_bf16_may_be_asked_for_where_there_are_such() {
     assert!(views(&both, "fp8_e5m2").is_err());
     let why = views(&plan(&scaled[..1], &path), "bf16").unwrap_err();
     assert!(why.contains("no tensor of it can be shown as bf16"), "{why}");
+}
+
+/// Integers of four bits of a tensor of words, one by one.
+fn nibbles(words: &[u8]) -> Vec<u8> {
+    words.iter().flat_map(|byte| [byte & 15, byte >> 4]).collect()
+}
+
+/// The bf16 nearest to a number that a binary32 holds.
+fn bf16(value: f32) -> [u8; 2] {
+    let bits = value.to_bits();
+    let nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    u16::try_from(nearest).unwrap().to_le_bytes()
+}
+
+/// A number as fp16: small whole numbers and their sixteenths.
+fn fp16(sixteenths: u16) -> [u8; 2] {
+    let value = f32::from(sixteenths) / 16.0;
+    let bits = value.to_bits();
+    let half = if sixteenths == 0 { 0 } else { ((bits >> 23) - 112) << 10 | (bits >> 13 & 0x3ff) };
+    u16::try_from(half).unwrap().to_le_bytes()
+}
+
+#[test]
+fn gptq_and_awq_are_shown_at_bf16() {
+    const INPUTS: usize = 40;
+    const OUTPUTS: usize = 24;
+    const GROUPS: usize = 3;
+    let (elements, zeros) = (bytes(1, INPUTS * OUTPUTS / 2), bytes(2, GROUPS * OUTPUTS / 2));
+    let steps: Vec<u16> = bytes(3, GROUPS * OUTPUTS).into_iter().map(u16::from).collect();
+    let scales: Vec<u8> = steps.iter().flat_map(|step| fp16(*step)).collect();
+    // Inputs in an order of their own, as `desc_act` leaves them.
+    let indices: Vec<usize> = (0..INPUTS).map(|input| input * 7 % GROUPS).collect();
+    let g_idx: Vec<u8> =
+        indices.iter().flat_map(|group| i32::try_from(*group).unwrap().to_le_bytes()).collect();
+    let bias = bytes(4, 2 * OUTPUTS);
+    let (own, own_zeros) = (nibbles(&elements), nibbles(&zeros));
+    let wanted = |is_awq: bool, group: &dyn Fn(usize) -> usize, more: u8| -> Vec<u8> {
+        // Where of eight outputs each is in a word.
+        let order = if is_awq { [0, 4, 1, 5, 2, 6, 3, 7] } else { [0, 1, 2, 3, 4, 5, 6, 7] };
+        let place = |output: usize| output / 8 * 8 + order[output % 8];
+        let mut all = Vec::new();
+        for output in 0..OUTPUTS {
+            for input in 0..INPUTS {
+                let q = if is_awq {
+                    own[input * OUTPUTS + place(output)]
+                } else {
+                    own[(input / 8 * OUTPUTS + output) * 8 + input % 8]
+                };
+                let zero = own_zeros[group(input) * OUTPUTS + place(output)] + more;
+                let scale = f32::from(steps[group(input) * OUTPUTS + output]) / 16.0;
+                all.extend(bf16(scale * (f32::from(q) - f32::from(zero))));
+            }
+        }
+        all
+    };
+    let model = |is_awq: bool, with_index: bool| -> Vec<Tensor<'_>> {
+        let shape: &[u64] = if is_awq { &[40, 3] } else { &[5, 24] };
+        let mut tensors: Vec<Tensor<'_>> = vec![
+            ("l.qweight", "I32", shape, elements.clone()),
+            ("l.qzeros", "I32", &[3, 3], zeros.clone()),
+            ("l.scales", "F16", &[3, 24], scales.clone()),
+            ("l.bias", "F16", &[24], bias.clone()),
+        ];
+        if with_index {
+            tensors.push(("l.g_idx", "I32", &[40], g_idx.clone()));
+        }
+        tensors
+    };
+    let follow = |input: usize| input / INPUTS.div_ceil(GROUPS);
+    let by_index = |input: usize| indices[input];
+    let shown = |device: &Device, model: &Model| {
+        let layout = at(device, model, "bf16");
+        let file = whole(device, &layout);
+        let found = tensors(&file);
+        let names: Vec<_> = found.keys().map(String::as_str).collect();
+        assert_eq!(names, ["l.bias", "l.weight"]);
+        let (dtype, shape, bytes) = found["l.weight"].clone();
+        assert_eq!((dtype.as_str(), &shape[..]), ("BF16", &[OUTPUTS, INPUTS][..]));
+        // In pieces that begin and end anywhere.
+        let mut pieces = vec![0; file.len()];
+        for (number, piece) in pieces.chunks_mut(77).enumerate() {
+            layout.read(device, number as u64 * 77, piece).unwrap();
+        }
+        assert!(pieces == file);
+        bytes
+    };
+    let (device, gptq) = held(&model(false, true));
+    assert!(shown(&device, &gptq) == wanted(false, &by_index, 1));
+    let (device, gptq) = held(&model(false, false));
+    assert!(shown(&device, &gptq) == wanted(false, &follow, 1));
+    // What is stored later is shown.
+    let (dpa, _) = device.place_of("m/l.qweight").unwrap();
+    device.write_base(dpa, &[!elements[0]]).unwrap();
+    let changed = shown(&device, &gptq);
+    assert!(changed != wanted(false, &follow, 1) && changed[4..] == wanted(false, &follow, 1)[4..]);
+    let (device, awq) = held(&model(true, false));
+    assert!(shown(&device, &awq) == wanted(true, &follow, 0));
+    // The second format says so in its configuration, in either file.
+    for (name, text) in [
+        ("quantize_config.json", r#"{"bits":4,"checkpoint_format":"gptq_v2"}"#),
+        ("config.json", r#"{"quantization_config":{"quant_method":"gptq","checkpoint_format":"gptq_v2"}}"#),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::copy(checkpoint(&model(false, true)).0.path(), folder.path().join("m.safetensors")).unwrap();
+        std::fs::write(folder.path().join(name), text).unwrap();
+        let device = Device::new(DeviceConfig::new(64 << 20, 64 << 20)).unwrap();
+        let plan = ModelPlan::open(folder.path(), "m").unwrap();
+        let (model, _) = load(&device, &plan, &Loading::default(), |_| ControlFlow::Continue(())).unwrap();
+        let file = model.manifest.files.iter().find(|file| file.path == "m.safetensors").unwrap();
+        let precision = Precision::parse("bf16", &BTreeMap::new()).unwrap();
+        let layout = FileLayout::at(&device, &model, file, &precision, &Arc::default()).unwrap();
+        let found = tensors(&whole(&device, &layout));
+        assert!(found["l.weight"].2 == wanted(false, &by_index, 0), "{name}");
+    }
 }

@@ -61,8 +61,17 @@ fn schemes_are_known_by_name_dtype_and_shape() {
             ("l.g_idx", "I32", &[64]),
         ])
     };
-    assert_eq!(integers(32, 8), [(Scheme::Gptq, None)]);
-    assert_eq!(integers(4, 64), [(Scheme::Awq, None)]);
+    let is = || Some(whole("l.weight", &[32, 64], false));
+    assert_eq!(integers(32, 8), [(Scheme::Gptq, is())]);
+    assert_eq!(integers(4, 64), [(Scheme::Awq, is())]);
+    // Where there is a weight already, it is shown and the integers are too.
+    let beside = [
+        ("l.qweight", "I32", &[8, 32][..]),
+        ("l.qzeros", "I32", &[2, 4]),
+        ("l.scales", "F16", &[2, 32]),
+        ("l.weight", "BF16", &[32, 64]),
+    ];
+    assert_eq!(found(&beside), [(Scheme::Gptq, None)]);
 }
 
 #[test]
@@ -143,6 +152,15 @@ fn what_does_not_fit_is_said_in_a_line_and_kept() {
         (
             &[("l.weight", "F8_E4M3", &[6, 64]), ("l.weight_scale", "U8", &[6, 3])],
             "l.weight: [6, 64] are not 32 bytes for each of l.weight_scale [6, 3]: kept as F8_E4M3",
+        ),
+        (
+            &[
+                ("l.qweight", "I32", &[8, 32]),
+                ("l.qzeros", "I32", &[2, 4]),
+                ("l.scales", "F16", &[2, 32]),
+                ("l.g_idx", "I32", &[63]),
+            ],
+            "l.g_idx: I32 [63] are no groups of 64 inputs: l.qweight is kept as I32",
         ),
         (&[("l.qweight", "I32", &[8, 32])], "l.qweight: integers without l.scales: kept as I32"),
         (&[("l.qzeros", "I32", &[8, 32])], "l.qzeros: scales without l.qweight: kept as I32"),
