@@ -103,11 +103,8 @@ pub(crate) fn advise(args: &Advise) -> Result<()> {
     for input in [Some(&args.model), Some(&args.text), args.tokenizer.as_ref()].into_iter().flatten() {
         ensure!(!same(input, &args.out), "--out {} would write over what is read", args.out.display());
     }
-    let mut file = fs::OpenOptions::new();
-    file.create(true)
-        .append(true)
-        .open(&args.out)
-        .with_context(|| format!("cannot write the map {}", args.out.display()))?;
+    let out =
+        map::File::new(&args.out).with_context(|| format!("cannot write the map {}", args.out.display()))?;
     let subject = Subject::open(&args.model, args.tokenizer.as_deref())?;
     if subject.converted > 0 {
         log::say(&format!(
@@ -123,6 +120,11 @@ pub(crate) fn advise(args: &Advise) -> Result<()> {
 
     let parts = subject.parts(args.by_head);
     let full = Answers::of(&subject, subject.at([]), chosen_by);
+    ensure!(
+        full.are_finite(),
+        "{}: what it says of the text overflows in full precision; there is nothing to compare with",
+        args.model.display()
+    );
     let ladders = ladders(&subject, &full, &parts, &views, chosen_by);
     let moved = |steps: &[Step]| {
         let at = parts.iter().zip(steps).filter_map(|(part, step)| Some((part, views.get(step.precision)?)));
@@ -140,7 +142,7 @@ pub(crate) fn advise(args: &Advise) -> Result<()> {
         rows: (!part.whole).then_some(&part.rows),
         view: name_of(step),
     });
-    map::write(&args.out, rules).with_context(|| format!("cannot write the map {}", args.out.display()))?;
+    out.write(rules).with_context(|| format!("cannot write the map {}", args.out.display()))?;
 
     let weights: u64 = ladders.iter().map(|ladder| ladder.weights).sum();
     let judged = [Judged { name: "full", bits: f64::from(FULL_BITS), at: Vec::new() }].into_iter().chain(

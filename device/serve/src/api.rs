@@ -698,7 +698,10 @@ fn recorder(control: &Control) -> Result<Arc<dyn Recorder>, Refusal> {
 }
 
 /// Gives a trace as it is recorded, until that is stopped or the peer goes.
-async fn record(State(control): State<Control>) -> Result<impl IntoResponse, Refusal> {
+///
+/// A page of another site may ask for that, though not see it: it may not have all requests told.
+async fn record(State(control): State<Control>, headers: HeaderMap) -> Result<impl IntoResponse, Refusal> {
+    is_json(&headers)?;
     let (recorder, (to, pieces)) = (recorder(&control)?, channel(additions::WAITING));
     recorder.begin(&control.device, to).map_err(|why| Refusal::new(StatusCode::CONFLICT, why))?;
     let head = [(header::CONTENT_TYPE, "application/octet-stream"), (header::CACHE_CONTROL, "no-store")];

@@ -118,7 +118,8 @@ impl PackedSide<'_> {
     }
 
     /// The product of each token's keys in `channels`, a head's, with `query`, by token: what
-    /// attention does with K.
+    /// attention does with K. What passes `f32` is infinite here, where [unpacked](Self::unpack)
+    /// values are the largest there is.
     ///
     /// # Panics
     /// If `channels` are no channels of it, or `query` has not one value for each.

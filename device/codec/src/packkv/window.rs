@@ -241,6 +241,10 @@ impl<'b> PackedWindow<'b> {
                 kept_tokens &= kept_tokens - 1;
             }
             let [side, _] = PackedSide::both(block, [channels, 0])?;
+            let scale = |(token, _): &(usize, _)| u32::from(side.tokens[*token].scale_bits());
+            if let Some(scale) = kept.iter().map(scale).find(|scale| *scale != 0) {
+                return field("scale of a token that is kept", scale, "0");
+            }
             all.push(PackedGroup { rows, side, kept });
         }
         if !rest.is_empty() {
@@ -312,8 +316,10 @@ impl PackedGroup<'_> {
     /// # Panics
     /// As [`PackedSide::weigh`].
     pub fn weigh(&self, channels: Range<usize>, weights: &[f32; TOKENS], out: &mut [f32]) {
-        // Of a token that is kept the side has levels with the scale 0, which add nothing.
-        self.side.weigh(channels.clone(), weights, out);
+        // What the side says of a token that is kept counts for nothing.
+        let mut packed = *weights;
+        self.kept().for_each(|token| packed[token] = 0.0);
+        self.side.weigh(channels.clone(), &packed, out);
         for (token, row) in &self.kept {
             for (out, value) in out.iter_mut().zip(self.values(row, &channels)) {
                 *out += value * weights[*token];

@@ -80,7 +80,7 @@ pub(crate) fn spent(ladders: &[Ladder], chosen: &[Step]) -> u64 {
 /// The lower convex hull of a ladder, coarsest first: each step costs bits and gives something, and
 /// gives less for a bit than the step before.
 fn hull(steps: &[Step]) -> Vec<Step> {
-    let mut sorted = steps.to_vec();
+    let mut sorted: Vec<_> = steps.iter().copied().filter(|step| step.divergence.is_finite()).collect();
     sorted.sort_by(|a, b| a.bits.cmp(&b.bits).then(a.divergence.total_cmp(&b.divergence)));
     let mut hull: Vec<Step> = Vec::new();
     for step in sorted {

@@ -41,8 +41,14 @@ impl Answers {
         let tokens = self.logarithms.len() / self.vocabulary;
         let pairs = self.logarithms.iter().zip(&other.logarithms);
         let each = pairs.map(|(own, other)| f64::from(own.exp()) * f64::from(own - other));
-        // Below zero by rounding alone.
-        (each.sum::<f64>() / tokens.max(1) as f64).max(0.0)
+        let mean = each.sum::<f64>() / tokens.max(1) as f64;
+        // Below zero by rounding alone. Answers that are no numbers are as far as can be.
+        if mean.is_nan() { f64::INFINITY } else { mean.max(0.0) }
+    }
+
+    /// Whether all of them are numbers.
+    pub(crate) fn are_finite(&self) -> bool {
+        self.logarithms.iter().all(|logarithm| logarithm.is_finite())
     }
 }
 

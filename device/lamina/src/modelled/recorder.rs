@@ -159,6 +159,14 @@ struct Pump {
     watcher: Arc<dyn Watcher>,
 }
 
+/// The recording is over, also if the thread panics.
+impl Drop for Pump {
+    fn drop(&mut self) {
+        self.unwatch();
+        self.recording.done.store(true, Relaxed);
+    }
+}
+
 impl Pump {
     fn run(self, events: &Receiver<Event>, to: Sender<Bytes>) {
         // Whoever sees the end of the trace may begin another.
@@ -166,8 +174,7 @@ impl Pump {
         if let Err(why) = self.write(events, to) {
             tracing::debug!("a recording ended early: {why}");
         }
-        self.unwatch();
-        self.recording.done.store(true, Relaxed);
+        drop(self);
         drop(end);
     }
 
