@@ -12,7 +12,8 @@
 //!
 //! Rules:
 //! * A guest never outlives its [`Guest`] nor this process, however either ends.
-//! * What lines of the windows an emulated guest touches is recorded if that is asked for ([`lines`]).
+//! * The lines of the windows that an emulated guest touches are recorded if that is asked for
+//!   ([`lines`]).
 //! * QEMU's advice for huge pages is swallowed ([`madv`]) unless asked for: on FUSE it would turn a
 //!   4-byte load into a read of megabytes.
 //! * Whatever can be checked before QEMU starts is checked, and named with its bound.

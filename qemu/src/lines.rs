@@ -198,6 +198,7 @@ impl Lines {
         self.word((PAGE + processor * part_bytes(RECORDS, self.sets)) / 8 + word)
     }
 
+    #[expect(clippy::cast_ptr_alignment, reason = "a mapping begins at a page")]
     fn word(&self, word: usize) -> &AtomicU64 {
         assert!(word < self.map.len() / 8, "word {word} is not in the file");
         // SAFETY: it is within the mapping, which lives as long as `self`, and aligned, for the

@@ -85,7 +85,7 @@ enum What {
         #[arg(long, default_value_t = 1024)]
         read_ahead_kb: u32,
     },
-    /// What modelling costs: lines of an emulated guest observed, a device recorded, traces replayed
+    /// What modelling costs: traces replayed, a device recorded, lines of a guest observed
     Model {
         /// MiB of the tensor read
         #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..=1024))]

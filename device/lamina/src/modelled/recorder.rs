@@ -44,7 +44,8 @@ const BATCH: usize = 1 << 12;
 const SAID: usize = 1 << 17;
 /// How long what was recorded may wait to be sent.
 const SENT: Duration = Duration::from_millis(200);
-/// How long a piece may wait for room once the recording is to stop, and how often that is looked at.
+/// How long a piece may wait for room once the recording is to stop, and how often that is looked
+/// at.
 const TAKEN: (Duration, Duration) = (Duration::from_secs(2), Duration::from_millis(5));
 
 /// What is kept of an event.
