@@ -96,16 +96,25 @@ fn said(spelling: &str, view: &View) -> trace::View {
 
 #[cfg(test)]
 mod tests {
+    use lamina_codec::{Codec, format::Format};
+    use lamina_device::layout::Layout;
     use serde_json::json;
 
     use super::*;
 
     fn map() -> Map {
-        let tensor = |name: &str, dpa: u64, length: u64, format: &str| {
-            json!({ "name": name, "dpa": dpa, "length": length, "elements": 1, "shape": [], "format": format,
-                "layout": "weight", "codec": "tree" })
+        let tensor = |name: &str, dpa: u64, length: u64, format| TensorInfo {
+            name: name.to_owned(),
+            dpa,
+            length,
+            elements: 1,
+            shape: Vec::new(),
+            format,
+            layout: Layout::Weight,
+            codec: Codec::Tree,
+            base: None,
         };
-        let tensors = json!([tensor("a", 4096, 8192, "bf16"), tensor("b", 16384, 4096, "fp32")]);
+        let tensors = json!([tensor("a", 4096, 8192, Format::Bf16), tensor("b", 16384, 4096, Format::Fp32)]);
         let view = |tensor: &str, view: &str, offset: u64, length: u64| json!({ "tensor": tensor, "view": view, "offset": offset, "length": length });
         let views = json!([
             view("b", "e8m7", 65536, 4096),
