@@ -166,10 +166,6 @@ impl IndexServer {
     }
 
     fn reserve(&self, writer: (u32, u32), key: Key, length: u64) -> Result<(u16, Vec<u8>), PoolError> {
-        // What a client asked that was recovered since, nobody would give back.
-        if !self.is_here(writer)? {
-            return Ok((REFUSED, Vec::new()));
-        }
         // What a server that died had reserved for it is its own still.
         let old = self.pool.reservation_of(writer, &key)?;
         let reservation = match old {
@@ -186,7 +182,7 @@ impl IndexServer {
                 }
             }
         };
-        // Whoever recovers the client from now on finds it.
+        // Whoever recovers the client from now on finds it. If that is over, nobody would give it back.
         if !self.is_here(writer)? {
             drop(reservation);
             return Ok((REFUSED, Vec::new()));
