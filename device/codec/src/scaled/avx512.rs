@@ -1,18 +1,20 @@
 //! Of fp4 the sixteen values of all codes are made for each block, or known of each scale, and
-//! looked up. An fp8 has its fields moved to bf16's places, or to binary32's where results may be
-//! subnormal or too large.
+//! looked up. An fp8 has its fields moved to bf16's places, or with VBMI is looked up, and has them
+//! moved to binary32's where results may be subnormal or too large.
 
 use std::arch::x86_64::{
     __m128i, __m256i, __m512, __m512i, _CMP_UNORD_Q, _mm_cvtsi32_si128, _mm_loadl_epi64, _mm_loadu_si128,
-    _mm256_loadu_si256, _mm256_set1_epi16, _mm256_storeu_si256, _mm512_add_epi16, _mm512_add_epi32,
-    _mm512_and_si512, _mm512_castps_si512, _mm512_castsi256_si512, _mm512_castsi512_ps,
+    _mm256_loadu_si256, _mm256_set1_epi16, _mm256_storeu_si256, _mm512_add_epi8, _mm512_add_epi16,
+    _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi256_si512, _mm512_castsi512_ps,
     _mm512_castsi512_si256, _mm512_cmp_ps_mask, _mm512_cmpeq_epi16_mask, _mm512_cmpge_epi16_mask,
-    _mm512_cmpge_epi32_mask, _mm512_cmplt_epi16_mask, _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps,
-    _mm512_cvtepu8_epi16, _mm512_cvtepu8_epi32, _mm512_inserti64x4, _mm512_loadu_ps, _mm512_loadu_si512,
-    _mm512_mask_add_epi16, _mm512_mask_add_epi32, _mm512_mask_mov_epi16, _mm512_mask_mov_epi32,
-    _mm512_mask_or_epi32, _mm512_mul_ps, _mm512_or_si512, _mm512_permutexvar_epi16, _mm512_set1_epi16,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_si512, _mm512_sll_epi16, _mm512_sll_epi32,
-    _mm512_slli_epi16, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_si512, _mm512_test_epi16_mask,
+    _mm512_cmpge_epi32_mask, _mm512_cmplt_epi16_mask, _mm512_cmplt_epu8_mask, _mm512_cvtepi32_epi16,
+    _mm512_cvtepi32_ps, _mm512_cvtepu8_epi16, _mm512_cvtepu8_epi32, _mm512_inserti64x4, _mm512_loadu_ps,
+    _mm512_loadu_si512, _mm512_mask_add_epi16, _mm512_mask_add_epi32, _mm512_mask_mov_epi16,
+    _mm512_mask_mov_epi32, _mm512_mask_or_epi32, _mm512_maskz_mov_epi8, _mm512_mul_ps, _mm512_or_si512,
+    _mm512_permutex2var_epi8, _mm512_permutexvar_epi16, _mm512_permutexvar_epi64, _mm512_set1_epi8,
+    _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setr_epi64, _mm512_setzero_si512,
+    _mm512_sll_epi16, _mm512_sll_epi32, _mm512_slli_epi16, _mm512_slli_epi32, _mm512_srli_epi32,
+    _mm512_storeu_si512, _mm512_sub_epi8, _mm512_test_epi16_mask, _mm512_unpackhi_epi8, _mm512_unpacklo_epi8,
 };
 use std::ops::RangeInclusive;
 
@@ -24,6 +26,11 @@ pub(super) fn is_available() -> bool {
     cfg!(not(feature = "portable"))
         && std::arch::is_x86_feature_detected!("avx512f")
         && std::arch::is_x86_feature_detected!("avx512bw")
+}
+
+/// Whether it has what [`fp8_to_bf16_in_pairs`] needs, too.
+pub(super) fn has_bytes_looked_up() -> bool {
+    is_available() && std::arch::is_x86_feature_detected!("avx512vbmi")
 }
 
 /// The binary32 of every code.
@@ -242,5 +249,114 @@ impl Narrow {
         let values = _mm512_mask_mov_epi16(_mm512_or_si512(numbers, signs), is_none, _mm512_set1_epi16(NAN));
         // SAFETY: `out` has 64 bytes, and the store needs no alignment.
         unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), values) };
+    }
+}
+
+/// As [`fp8_to_bf16`], two blocks at a time where their scales allow it.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+pub(super) fn fp8_to_bf16_in_pairs(
+    format: Format,
+    table: &[f32; 256],
+    scales: &[u8],
+    elements: &[u8],
+    out: &mut [u8],
+) {
+    let wide = Wide::new(format == Format::Fp8E5m2);
+    let (pairs, last) = scales.as_chunks::<2>();
+    let (blocks, rest) = elements.as_chunks::<{ 2 * MX_BLOCK }>();
+    let (outs, end) = out.as_chunks_mut::<{ 4 * MX_BLOCK }>();
+    for ((block, scales), out) in blocks.iter().zip(pairs).zip(outs) {
+        if scales.iter().all(|scale| wide.scales.contains(scale)) {
+            wide.pair(block, *scales, out);
+        } else {
+            fp8_to_bf16(format, table, scales, block, out);
+        }
+    }
+    fp8_to_bf16(format, table, last, rest, end);
+}
+
+/// Two blocks at a time, of what [`Narrow`] makes: of each code the two bytes of its bf16 are
+/// looked up, and the scale is added to the exponent.
+struct Wide {
+    /// The scales of which no result is subnormal or too large.
+    scales: RangeInclusive<u8>,
+    /// The lower and the upper bytes of the bf16 of every magnitude.
+    tables: [[__m512i; 2]; 2],
+    /// Twice the first code that is not finite, less 2, and twice the first that is no number.
+    finite: __m512i,
+    none: __m512i,
+}
+
+/// The bytes of the bf16 of every magnitude of an fp8: the lower ones, and the upper ones.
+#[expect(clippy::cast_possible_truncation, reason = "bytes of 16 bits")]
+const fn bytes(e5m2: bool) -> [[u8; 128]; 2] {
+    let (small, down, moved, bias, first) = if e5m2 { (4, 16, 5, 15, 0x7c) } else { (8, 9, 4, 7, 0x7f) };
+    let subnormals = subnormals(small, down);
+    let mut bytes = [[0; 128]; 2];
+    let mut code = 0;
+    while code < 128 {
+        let value = if code < small {
+            subnormals[code]
+        } else if code < first {
+            ((code << moved) + ((127 - bias) << 7)) as u16
+        } else if e5m2 && code == first {
+            0x7f80
+        } else {
+            NAN.cast_unsigned()
+        };
+        bytes[0][code] = value as u8;
+        bytes[1][code] = (value >> 8) as u8;
+        code += 1;
+    }
+    bytes
+}
+
+impl Wide {
+    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+    fn new(e5m2: bool) -> Self {
+        const E4M3: [[u8; 128]; 2] = bytes(false);
+        const E5M2: [[u8; 128]; 2] = bytes(true);
+        let bytes = if e5m2 { &E5M2 } else { &E4M3 };
+        let table = |bytes: &[u8; 128]| {
+            // SAFETY: there are twice 64 bytes, and the loads need no alignment.
+            unsafe {
+                [_mm512_loadu_si512(bytes.as_ptr().cast()), _mm512_loadu_si512(bytes.as_ptr().add(64).cast())]
+            }
+        };
+        let (finite, none) = if e5m2 { (0xf8_u8, 0xfa_u8) } else { (0xfe, 0xfe) };
+        Self {
+            scales: Narrow::new(e5m2).scales,
+            tables: [table(&bytes[0]), table(&bytes[1])],
+            // Less 2, as codes are: of them zero, which no scale is added to, becomes the largest.
+            finite: _mm512_set1_epi8((finite - 2).cast_signed()),
+            none: _mm512_set1_epi8(none.cast_signed()),
+        }
+    }
+
+    /// Two blocks, of scales that [`Narrow`] has.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+    fn pair(&self, blocks: &[u8; 2 * MX_BLOCK], scales: [u8; 2], out: &mut [u8; 4 * MX_BLOCK]) {
+        // SAFETY: two blocks have 64 bytes, and the load needs no alignment.
+        let codes = unsafe { _mm512_loadu_si512(blocks.as_ptr().cast()) };
+        let doubled = _mm512_sub_epi8(_mm512_add_epi8(codes, codes), _mm512_set1_epi8(2));
+        let scaled = _mm512_cmplt_epu8_mask(doubled, self.finite);
+        // Unpacking takes the lower halves of all 16 bytes, then the upper ones: a block each.
+        let order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+        let codes = _mm512_permutexvar_epi64(order, codes);
+        let [low, high] = self.tables.map(|[one, two]| _mm512_permutex2var_epi8(one, codes, two));
+        let is_number = _mm512_cmplt_epu8_mask(_mm512_add_epi8(codes, codes), self.none);
+        let signs = _mm512_maskz_mov_epi8(is_number, _mm512_and_si512(codes, _mm512_set1_epi8(-128)));
+        let high = _mm512_or_si512(high, signs);
+        let values = [_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)];
+        let masks = scaled.to_le_bytes();
+        let masks = masks.as_chunks::<4>().0.iter().map(|mask| u32::from_le_bytes(*mask));
+        let blocks = values.into_iter().zip(masks).zip(scales).zip(out.as_chunks_mut::<{ 2 * MX_BLOCK }>().0);
+        for (((values, mask), scale), out) in blocks {
+            let exponent = _mm512_set1_epi16((i16::from(scale) - 127) << 7);
+            let values = _mm512_mask_add_epi16(values, mask, values, exponent);
+            // SAFETY: `out` has 64 bytes, and the store needs no alignment.
+            unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), values) };
+        }
     }
 }
