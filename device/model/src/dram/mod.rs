@@ -3,6 +3,7 @@
 //! * [`profile`]: geometry, timing and currents of a module.
 //! * [`place`]: where lines lie, in channels, banks and rows.
 //! * [`scheduler`]: FR-FCFS over queues of banks, told when each command may be issued.
+//! * [`channel`]: the banks of one channel, and which command is next there.
 //! * [`checker`]: whether each command was legal, from the times of those before it. It shares no
 //!   state and no arithmetic with the scheduler, and sees every command of every run.
 //! * [`energy`]: picojoules by published currents.
@@ -12,6 +13,7 @@
 //! between ranks, refresh of all banks of a rank, the command bus. Not modelled: power-down, refresh
 //! of single banks, ECC in the die, row hammer mitigation, termination, temperature.
 
+mod channel;
 pub mod checker;
 pub mod energy;
 pub mod place;
