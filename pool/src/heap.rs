@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 
-use crate::class::{self, ClassId, UNTOLD};
+use crate::class::{self, ClassId, OWN, UNTOLD};
 use crate::error::PoolError;
 use crate::layout::{ALLOC, Layout};
 use crate::member::{Member, locked};
@@ -180,12 +180,17 @@ impl Heap {
             })?;
             Ok::<_, PoolError>(member.lines.publish(layout.chunk(chunk), last - layout.chunk(chunk))?)
         };
+        let mut said = class;
         if !others.is_empty() {
             // Whoever dies from here on leaves chunks of which nobody believes what they are.
             owned(UNTOLD)?;
-            class::tell(member, class, &others)?;
+            match class::tell(member, class, &others) {
+                // What is the pool's own may lie in a chunk that was told to be something else.
+                Err(PoolError::Declare(_)) if class == OWN => said = UNTOLD,
+                told => told?,
+            }
         }
-        owned(class)?;
+        owned(said)?;
         mark(member, chunk, run, true)?;
         let owner = Owner { node: member.node, incarnation: member.incarnation, class, run, size };
         self.add(layout, chunk, owner, &BTreeSet::new());

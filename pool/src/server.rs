@@ -89,8 +89,10 @@ impl IndexServer {
     /// [`PoolError::Fenced`], [`PoolError::Mem`].
     pub fn turn(&self) -> Result<usize, PoolError> {
         self.pool.answer(|request| match self.reply(request) {
-            // No damaged entry, and nobody who keeps a lock, ends a server.
-            Err(PoolError::Damaged { .. } | PoolError::Timeout(_)) => Ok(in_vain(request.op)),
+            // No damaged entry, nobody who keeps a lock and no device that refuses ends a server.
+            Err(PoolError::Damaged { .. } | PoolError::Timeout(_) | PoolError::Declare(_)) => {
+                Ok(in_vain(request.op))
+            }
             reply => reply,
         })
     }

@@ -60,7 +60,10 @@ impl Holds {
     /// where the objects will be.
     pub(super) fn declare(&self, file: &Path, data: Range<u64>) -> anyhow::Result<()> {
         if self.format.is_none() && self.kv.is_none() {
-            return Ok(());
+            return match mount::around(file) {
+                Ok((api, _)) if is_base(file) => Handle::current().block_on(forget(&api)),
+                _ => Ok(()),
+            };
         }
         if self.kv.as_ref().is_some_and(|kv| kv.layout.lossy.is_some()) {
             bail!("a pool checks what it holds, and what is kept with loss does not check");
@@ -82,10 +85,7 @@ impl Holds {
         }
         let layout = self.kv.as_ref().map_or(Layout::Weight, |kv| Layout::Kv(kv.layout));
         Handle::current().block_on(async {
-            // Those of a pool that was there before. If one cannot go, the next says why.
-            for (name, _) in tensors(&api).await? {
-                let _ = ask(&api, Method::DELETE, &format!("/tensors/{}", escaped(&name)), None).await;
-            }
+            forget(&api).await?;
             ask(&api, Method::POST, "/tensors", Some(spec(&data, format, layout)?)).await
         })?;
         Ok(())
@@ -120,12 +120,24 @@ async fn tensors(api: &ApiAt) -> anyhow::Result<Vec<(String, u64)>> {
     Ok(named.filter(|(name, _)| name.starts_with(TENSOR)).collect())
 }
 
+/// Removes the tensors of a pool that was there before. If one cannot go, who makes one in its place
+/// says why.
+async fn forget(api: &ApiAt) -> anyhow::Result<()> {
+    for (name, _) in tensors(api).await? {
+        let _ = ask(api, Method::DELETE, &format!("/tensors/{}", escaped(&name)), None).await;
+    }
+    Ok(())
+}
+
+fn is_base(file: &Path) -> bool {
+    file.file_name() == Some(OsStr::new("base"))
+}
+
 /// Attaches to a pool. Of one in the base window, which has no attributes, the device is told by
 /// its API what chunks are: each is a tensor then.
 pub(super) fn open(file: &Path) -> Result<Pool, PoolError> {
-    let is_base = file.file_name() == Some(OsStr::new("base"));
     match mount::around(file) {
-        Ok((api, _)) if is_base => {
+        Ok((api, _)) if is_base(file) => {
             let runtime = Handle::current();
             let tell = move |range: Range<u64>, class: Option<&Class>| {
                 runtime
@@ -153,6 +165,10 @@ async fn say(api: &ApiAt, range: Range<u64>, class: Option<&Class>) -> anyhow::R
     let old = tensors(api).await?.into_iter().find(|(old, _)| *old == name);
     if let Some((_, length)) = old {
         if length != range.end - range.start {
+            if class.is_none() {
+                // It is as the pool is, of which that is the tensor.
+                return Ok(());
+            }
             bail!("the pool was made with a class of its own, whose tensor {name} overlaps its chunks");
         }
         ask(api, Method::DELETE, &format!("/tensors/{}", escaped(&name)), None).await?;

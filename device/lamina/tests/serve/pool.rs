@@ -327,6 +327,21 @@ fn a_view_is_had_of_what_is_of_a_class_in_the_base_window() {
         let (_, tensors) = place.try_ask("GET", "/tensors", &Value::Null);
         assert_eq!(tensors.as_array().unwrap().len(), 1);
         assert!(refused(&["put", &base, "cache", &from, "--kv", "64,256"]).contains("overlap"));
+        done(&["put", &base, "plain", &from]);
+        assert!(done(&["get", &base, "plain"]) == bytes, "that it was refused stops nobody");
+        // And then of none.
+        done(&["create", &base, "--force"]);
+        let (_, tensors) = place.try_ask("GET", "/tensors", &Value::Null);
+        assert_eq!(tensors, json!([]));
+        // A chunk that was of a class takes what is of none, also from who cannot tell the device.
+        done(&["put", &base, "cache", &from, "--kv", "64,256"]);
+        done(&["rm", &base, "cache"]);
+        let pool = Arc::new(Pool::open(Path::new(&base)).unwrap());
+        let serving = Service::start(Arc::clone(&pool));
+        pool.put("one", &bytes).unwrap();
+        assert_eq!(pool.get("one").unwrap().as_deref(), Some(&bytes[..]));
+        serving.stop().unwrap();
+        assert_eq!(told(&["check", &base, "--json"])["problems"], json!([]));
     });
 }
 
