@@ -83,8 +83,8 @@ impl Pool {
         self.reserve_by(writer, OWN, key, "", State::Block, length)
     }
 
-    /// Reserves a place for `length` bytes of a class. Of a block it is in vain if the key is ready;
-    /// an object takes the place of what has its key.
+    /// Reserves a place for `length` bytes of a class. Of a block it is in vain if the key is
+    /// ready; an object takes the place of what has its key.
     pub(crate) fn reserve_as(
         &self,
         class: ClassId,

@@ -184,7 +184,8 @@ impl IndexServer {
                 }
             }
         };
-        // Whoever recovers the client from now on finds it. If that is over, nobody would give it back.
+        // Whoever recovers the client from now on finds it. If that is over, nobody would give it
+        // back.
         if !self.is_here(writer)? {
             drop(reservation);
             return Ok((REFUSED, Vec::new()));

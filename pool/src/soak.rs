@@ -1,5 +1,7 @@
 //! What long tests have nodes do, wherever they run, and what must hold in the end.
 
+use std::path::Path;
+
 use crate::error::PoolError;
 use crate::key::{Chain, Key};
 use crate::pool::Pool;
@@ -41,6 +43,22 @@ fn content(number: u32) -> Vec<u8> {
 
 fn key(number: u32) -> Key {
     Chain::new("soak").next(&[number])
+}
+
+/// Attaches to a pool and takes turns until the process is killed. Ends at once if the pool has no
+/// number left.
+///
+/// # Errors
+/// As [`turn`], and what [`Pool::open`] says.
+pub fn work(path: &Path) -> Result<(), Wrong> {
+    let pool = match Pool::open(path) {
+        Err(PoolError::Nodes { .. }) => return Ok(()),
+        opened => opened?,
+    };
+    let (mut round, mut done) = (u64::from(std::process::id()), Done::default());
+    loop {
+        turn(&pool, &mut round, &mut done)?;
+    }
 }
 
 /// Stores, reads or removes something that `round` chooses, and makes the next of it.

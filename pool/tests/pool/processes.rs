@@ -21,15 +21,7 @@ fn content(number: u32) -> Vec<u8> {
 #[test]
 fn worker() {
     let Some(path) = std::env::var_os(WORKER) else { return };
-    let pool = match Pool::open(Path::new(&path)) {
-        Ok(pool) => pool,
-        Err(PoolError::Nodes { .. }) => return,
-        Err(why) => panic!("{why}"),
-    };
-    let (mut round, mut done) = (u64::from(std::process::id()), soak::Done::default());
-    loop {
-        soak::turn(&pool, &mut round, &mut done).unwrap();
-    }
+    soak::work(Path::new(&path)).unwrap();
 }
 
 fn start(path: &Path) -> Child {

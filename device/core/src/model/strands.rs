@@ -45,7 +45,7 @@ const TYPES: [(&str, Strands); 5] = [
 const AT_ONCE: u64 = 256 << 10;
 
 impl Strand {
-    /// Its bytes from byte `at` on, out of the blocks of a tensor that begins at `offset` of `file`.
+    /// Its bytes from byte `at` on, of a tensor whose blocks begin at `offset` of `file`.
     pub(super) fn read(
         self,
         file: &dyn ReadAt,
@@ -76,8 +76,7 @@ impl Strand {
 }
 
 impl ModelFile {
-    /// The same file with strands in place of the tensors of quantised blocks that it has, if it has
-    /// any.
+    /// The same file with strands in place of its tensors of quantised blocks, if it has any.
     ///
     /// # Errors
     ///

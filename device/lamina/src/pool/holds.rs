@@ -120,8 +120,8 @@ async fn tensors(api: &ApiAt) -> anyhow::Result<Vec<(String, u64)>> {
     Ok(named.filter(|(name, _)| name.starts_with(TENSOR)).collect())
 }
 
-/// Removes the tensors of a pool that was there before. If one cannot go, who makes one in its place
-/// says why.
+/// Removes the tensors of a pool that was there before. If one cannot go, who makes another in its
+/// place says why.
 async fn forget(api: &ApiAt) -> anyhow::Result<()> {
     for (name, _) in tensors(api).await? {
         let _ = ask(api, Method::DELETE, &format!("/tensors/{}", escaped(&name)), None).await;

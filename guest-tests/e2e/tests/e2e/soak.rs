@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use lamina_guest::{Event, Plan, SoakPlan};
 use lamina_pool::local::Processes;
-use lamina_pool::{Geometry, Pool, PoolError, local, soak};
+use lamina_pool::{Geometry, Pool, local, soak};
 use lamina_run::daemon::{Ready, SharedDaemon};
 use lamina_run::visit::Visit;
 use rustix::process::{Pid, Signal, kill_process};
@@ -28,15 +28,7 @@ const LEAST: Duration = Duration::from_secs(90);
 #[test]
 fn worker() {
     let Some(path) = std::env::var_os(WORKER) else { return };
-    let pool = match Pool::open(Path::new(&path)) {
-        Ok(pool) => pool,
-        Err(PoolError::Nodes { .. }) => return,
-        Err(why) => panic!("{why}"),
-    };
-    let (mut round, mut done) = (u64::from(std::process::id()), soak::Done::default());
-    loop {
-        soak::turn(&pool, &mut round, &mut done).unwrap();
-    }
+    soak::work(Path::new(&path)).unwrap();
 }
 
 fn start(path: &Path) -> Child {
