@@ -88,11 +88,17 @@ impl Files {
         core.state.paths_of(core.state.nodes().filter_map(has).collect())
     }
 
-    /// The files that have a name, and that the kernel knows: of these it may have pages.
+    /// The files that have a name, and that the kernel knows: of these it may have pages. If
+    /// another process answered before, that may be any.
     pub fn known(&self) -> Vec<Marked> {
         let core = self.core.lock();
-        let known = core.live.keys().copied().filter(|inode| core.state.file(*inode).is_ok());
-        core.state.paths_of(known.collect())
+        let is_file = |inode: &u64| core.state.file(*inode).is_ok();
+        let known = if core.first {
+            core.live.keys().copied().filter(is_file).collect()
+        } else {
+            core.state.nodes().map(|(inode, _)| inode).filter(is_file).collect()
+        };
+        core.state.paths_of(known)
     }
 
     /// The inode of a name.

@@ -278,6 +278,15 @@ fn signed(value: u64) -> io::Result<i64> {
     i64::try_from(value).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }
 
+/// Whether the page cache may hold pages of this range of a file that the device does not have.
+/// Never sleeps.
+pub(super) fn may_be_dirty(file: &File, range: &Range<u64>) -> bool {
+    if range.is_empty() {
+        return false;
+    }
+    if writeback_waits() { dirty(file, range).unwrap_or(true) } else { is_cached(file, range) }
+}
+
 /// Whether the page cache holds pages of `range` that are dirty or on their way to the device.
 /// Never sleeps.
 fn dirty(base: &File, range: &Range<u64>) -> io::Result<bool> {

@@ -40,6 +40,7 @@ use super::ServeError;
 use super::cold_pages::ColdPages;
 use super::control::Control;
 use super::export::{Export, ExportOptions, Place};
+use super::files::FOLDER;
 use super::flusher::WriteBackWith;
 use super::fuse_workers::{Workers, ask_again, invalidate};
 use super::held_mount::{Channels, HeldMount, usual_threads};
@@ -47,6 +48,7 @@ use super::models::Models;
 use super::mount_point::{self, MountPoint};
 use super::own_mount::{self, own_table};
 use super::pools::Pools;
+use super::settled_files::settle_files;
 use super::targets::ExportFile;
 use super::tree::Tree;
 
@@ -397,6 +399,9 @@ impl Mount {
     /// Brings every store to the device, for as long as that goes on: `goes_on` is told each `pace`
     /// in which something was written back.
     pub fn settle(&self, pace: Duration, goes_on: &dyn Fn()) {
+        if let Some(files) = self.tree.files() {
+            settle_files(files, &self.path.join(FOLDER), SETTLE, pace, goes_on);
+        }
         for export in self.tree.exports() {
             export.coherence().settle(SETTLE, pace, goes_on);
         }

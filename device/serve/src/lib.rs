@@ -45,6 +45,7 @@ pub mod private_dir;
 pub mod qmp;
 mod relay;
 mod served_pages;
+mod settled_files;
 pub mod shmem;
 mod socket;
 mod targets;

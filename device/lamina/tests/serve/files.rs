@@ -317,6 +317,39 @@ fn files_are_there_when_the_image_is_opened_again() {
     });
 }
 
+#[test]
+fn stores_into_a_file_that_stays_mapped_are_there_after_a_stop() {
+    within(180, || {
+        for worker_dies in [false, true] {
+            let place = Place::new();
+            let image = place.text("image");
+            let words = ["--capacity", "256M", "--views-capacity", "16M", "--views", "", "--image", &image];
+            let words = [&words[..], &["--files", "128M"]].concat();
+            let run = Run::start(&mut place.serve(&words));
+            let at = |name: &str| place.path("mount/files").join(name);
+            fs::create_dir(at("d")).unwrap();
+            let file = File::options().read(true).write(true).create_new(true).open(at("d/mapped")).unwrap();
+            file.set_len(1 << 20).unwrap();
+            // SAFETY: nobody else changes the file; after the device's end it is not touched.
+            let mut map = unsafe { memmap2::MmapMut::map_mut(&file) }.unwrap();
+            map.copy_from_slice(&noise(7, 1 << 20));
+            if worker_dies {
+                kill_worker(&run);
+                // Another one answers.
+                fs::write(at("other"), "x").unwrap();
+            }
+            run.signal(Signal::SIGTERM);
+            assert!(run.end().success());
+            drop(map);
+            drop(file);
+            let run = Run::start(&mut place.serve(&words));
+            assert!(fs::read(at("d/mapped")).unwrap() == noise(7, 1 << 20), "worker dies: {worker_dies}");
+            run.signal(Signal::SIGTERM);
+            assert!(run.end().success());
+        }
+    });
+}
+
 /// What one thread does to a folder of its own, of which it knows everything.
 fn load(folder: &Path, seed: u64, stop: &AtomicBool, done: &AtomicU64) {
     let mut state = seed;

@@ -1,0 +1,87 @@
+//! Bringing to the device what the page cache has of `files/`, before a mount ends.
+//!
+//! * Whoever still maps a file may have stored into pages that nobody wrote back. The kernel does
+//!   so itself when a mapping or a descriptor goes, but not for who keeps them.
+//! * Each file that the kernel may have dirty pages of is synced. That sleeps until this process
+//!   has answered, so a thread of its own does so, with a file table of its own
+//!   ([`super::own_mount`]).
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lamina_files::Files;
+
+use super::flusher::may_be_dirty;
+use super::own_mount::own_table;
+
+/// Brings what the page cache has of the files of `folder` to the device. `goes_on` is told each
+/// `pace` in which something came; if nothing did for as long as `patience`, what is left is given
+/// up.
+pub(super) fn settle_files(
+    files: &Arc<Files>,
+    folder: &Path,
+    patience: Duration,
+    pace: Duration,
+    goes_on: &dyn Fn(),
+) {
+    let (done, ended) = channel();
+    let (known, folder) = (Arc::clone(files), folder.to_owned());
+    let syncing = move || {
+        if let Err(why) = own_table(2) {
+            tracing::warn!("files/ is brought to the device with the shared file table: {why}");
+        }
+        // Who does not wait any more has given up.
+        let _ = done.send(sync_all(&known, &folder));
+    };
+    if let Err(why) = thread::Builder::new().name("files-sync".into()).spawn(syncing) {
+        tracing::error!("what is mapped of files/ and not written back is lost: {why}");
+        return;
+    }
+    let (mut written, mut since) = (files.count().written, Instant::now());
+    loop {
+        match ended.recv_timeout(pace.min(patience)) {
+            Ok(Ok(())) => return,
+            Ok(Err(why)) => return tracing::error!("stores into files/ may be lost: {why}"),
+            Err(RecvTimeoutError::Disconnected) => {
+                return tracing::error!("stores into files/ may be lost: who syncs them panicked");
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        let now = files.count().written;
+        if now != written {
+            (written, since) = (now, Instant::now());
+            goes_on();
+        } else if since.elapsed() >= patience {
+            return tracing::error!(
+                ?patience,
+                "stores into files/ may be lost: nothing more is written back"
+            );
+        }
+    }
+}
+
+fn sync_all(files: &Files, folder: &Path) -> io::Result<()> {
+    let mut failed = None;
+    for file in files.known() {
+        let path = folder.join(OsStr::from_bytes(&file.path));
+        let sync = || {
+            let file = File::open(&path)?;
+            if may_be_dirty(&file, &(0..file.metadata()?.len())) { file.sync_data() } else { Ok(()) }
+        };
+        match sync() {
+            Err(why) if why.kind() != io::ErrorKind::NotFound => {
+                tracing::error!(path = %path.display(), "stores into a file may be lost: {why}");
+                failed = Some(why);
+            }
+            _ => {}
+        }
+    }
+    failed.map_or(Ok(()), Err)
+}
