@@ -58,7 +58,8 @@ impl Files {
     }
 
     /// Stores `data` at `offset`: how many bytes of it. What is `written_back` from a mapping never
-    /// makes a file larger.
+    /// makes a file larger, unless the kernel keeps writes too: then that says how large a file is,
+    /// and when it was modified.
     ///
     /// # Errors
     /// [`FileError::is_no_room`] if none could be stored; what the device says.
@@ -78,14 +79,14 @@ impl Files {
         {
             let _shared = gate.read();
             let size = self.core.lock().state.file(inode)?.meta.size;
-            if end <= size || written_back {
+            if end <= size || written_back && !self.write_cache {
                 let data = &data[..index(size.saturating_sub(offset)).min(data.len())];
-                return self.store(inode, offset, data);
+                return self.store(inode, offset, data, written_back);
             }
         }
         let _alone = gate.write();
         self.clean(inode)?;
-        let stored = self.store(inode, offset, data);
+        let stored = self.store(inode, offset, data, written_back);
         let mut core = self.core.lock();
         let whole = matches!(stored, Ok(count) if count == data.len());
         let done = offset + *stored.as_ref().unwrap_or(&0) as u64;
@@ -105,7 +106,7 @@ impl Files {
     }
 
     /// Stores bytes of a file whose gate the caller holds.
-    fn store(&self, inode: u64, offset: u64, data: &[u8]) -> Result<usize, FileError> {
+    fn store(&self, inode: u64, offset: u64, data: &[u8], written_back: bool) -> Result<usize, FileError> {
         let range = offset..offset + data.len() as u64;
         if range.is_empty() {
             return Ok(0);
@@ -129,7 +130,9 @@ impl Files {
                 Err(why) => return Err(why.into()),
             }
         }
-        self.core.lock().live(inode).modified = Some(now());
+        if !(written_back && self.write_cache) {
+            self.core.lock().live(inode).modified = Some(now());
+        }
         self.written.fetch_add(stored as u64, std::sync::atomic::Ordering::Relaxed);
         Ok(stored)
     }

@@ -106,6 +106,8 @@ pub struct Files {
     read: AtomicU64,
     written: AtomicU64,
     records: AtomicU64,
+    /// Whether the kernel keeps what is written in its page cache.
+    write_cache: bool,
 }
 
 /// What is changed together.
@@ -195,6 +197,7 @@ impl Files {
             read: AtomicU64::new(0),
             written: AtomicU64::new(0),
             records: AtomicU64::new(0),
+            write_cache: false,
         };
         if first {
             let nameless: Vec<_> = {
@@ -204,6 +207,13 @@ impl Files {
             nameless.into_iter().try_for_each(|inode| files.drop_nameless(inode))?;
         }
         Ok(Some(files))
+    }
+
+    /// The same, where the kernel keeps what is written in its page cache: then it says how large
+    /// files are and when they were modified, and what comes out of that cache may make one larger.
+    #[must_use]
+    pub fn with_write_cache(self, write_cache: bool) -> Self {
+        Self { write_cache, ..self }
     }
 
     /// How much there is and may be.
@@ -240,6 +250,11 @@ impl Files {
         let core = self.core.lock();
         let node = core.state.node(inode)?;
         Ok(node.extents.bytes_in(&(0..node.meta.size.next_multiple_of(BLOCK_BYTES as u64))))
+    }
+
+    /// Whether the kernel may have been given more of a file than is known here.
+    pub fn may_hold_more(&self) -> bool {
+        self.write_cache
     }
 
     /// Says that an inode was opened, perhaps to be stored into.

@@ -90,6 +90,10 @@ struct Now {
     started: u64,
     /// What guests were told of poison, by the monitor socket.
     reported: BTreeMap<PathBuf, Reported>,
+    /// The mount of the files, if they have one of their own.
+    files: Option<HeldMount>,
+    /// Whether the worker was told to answer.
+    serves: bool,
     /// Who waits for a snapshot.
     saving: Option<mpsc::Sender<Result<u64, String>>>,
 }
@@ -193,11 +197,36 @@ impl Holder {
         thread::Builder::new().name("holder".into()).spawn(move || answer(&answering, &requested))?;
         let supervisor = {
             let state = Arc::clone(&state);
-            thread::Builder::new()
-                .name("supervisor".into())
-                .spawn(move || supervise(&held, worker, &state))?
+            thread::Builder::new().name("supervisor".into()).spawn(move || {
+                let ended = supervise(&held, worker, &state);
+                drop(held);
+                // It goes after what it lies in.
+                let files = state.lock().files.take();
+                drop(files);
+                ended
+            })?
         };
-        Ok(Some(Self { ready, state, supervisor: Some(supervisor), _socket: socket }))
+        let holder = Self { ready, state, supervisor: Some(supervisor), _socket: socket };
+        if args.write_cache {
+            holder.mount_files(threads)?;
+        }
+        Ok(Some(holder))
+    }
+
+    /// Mounts the files in their folder. Whoever answers the mount is asked for that, so it has to be
+    /// supervised by now: if it dies, the next one answers.
+    fn mount_files(&self, threads: usize) -> Result<()> {
+        let Some(folder) = self.ready.files.clone() else {
+            tracing::warn!("--write-cache changes nothing: there is no folder of files");
+            return Ok(());
+        };
+        let files = HeldMount::within(folder, threads)?;
+        let mut now = self.state.lock();
+        let line = now.line.as_ref().filter(|_| now.serves);
+        // A worker that is only being started is told with all the rest.
+        let told = line.map_or(Ok(()), |line| child::serve_files(line, &files, false));
+        now.files = Some(files);
+        told
     }
 
     /// Brings everything to the image and takes the device away.
@@ -343,7 +372,7 @@ fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
         }
         {
             let mut now = state.lock();
-            (now.line, now.pid, now.saving) = (None, None, None);
+            (now.line, now.pid, now.saving, now.serves) = (None, None, None, false);
             if now.stopping {
                 drop(now);
                 let how = worker.end();

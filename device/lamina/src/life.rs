@@ -73,6 +73,14 @@ pub(crate) enum Order {
         /// The disks.
         disks: Vec<Disk>,
     },
+    /// Answer the mount of the files too, which lies in the other. Descriptors: for requests and for
+    /// notices.
+    ServeFiles {
+        /// The connection's number, if it is known.
+        minor: Option<String>,
+        /// Whether a worker answered it before.
+        answered: bool,
+    },
     /// Write a snapshot to the file whose descriptor comes along.
     Save,
     /// Bring everything to the image and end.
@@ -146,6 +154,9 @@ pub(crate) struct Ready {
     /// The windows of the export at the mount's root, if there is one.
     pub(crate) base: Option<WindowFile>,
     pub(crate) views: Option<WindowFile>,
+    /// The folder of files, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) files: Option<PathBuf>,
     /// The targets of the base window, if it is an interleave set.
     #[serde(default, skip_serializing_if = "Vec::is_empty", alias = "lanes")]
     pub(crate) targets: Vec<PathBuf>,

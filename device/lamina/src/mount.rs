@@ -44,7 +44,7 @@ const SHOWN_LINES: usize = 5;
 
 /// Mounts a device with some models.
 pub(crate) async fn mount(args: Mount) -> Result<()> {
-    let Mount { mut words, bases, shown, image, capacity, files, foreground, json } = args;
+    let Mount { mut words, bases, shown, image, capacity, files, write_cache, foreground, json } = args;
     let dir = words.pop().context("say where to mount")?;
     let wish = files.is_none();
     let files = files.unwrap_or(if capacity.is_none() { FILES } else { 0 });
@@ -88,7 +88,10 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
         );
     }
     let log = run_dir.join("log");
-    let begin = |files| start(&dir, &run_dir, &log, image.as_deref(), (capacity, files), foreground);
+    let begin = |files| {
+        let rooms = Rooms { capacity, files, write_cache };
+        start(&dir, &run_dir, &log, image.as_deref(), &rooms, foreground)
+    };
     let mut device = match begin(files) {
         // An image from before has what it has. That it has no files/ is said, and no error.
         Err(why) if wish && files > 0 && !new => {
@@ -122,13 +125,20 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
     Ok(())
 }
 
+/// What there is room for, and how files are written.
+struct Rooms {
+    capacity: Option<u64>,
+    files: u64,
+    write_cache: bool,
+}
+
 /// Starts a device and waits until it answers.
 fn start(
     dir: &Path,
     run_dir: &Path,
     log: &Path,
     image: Option<&Path>,
-    (capacity, files): (Option<u64>, u64),
+    rooms: &Rooms,
     foreground: bool,
 ) -> Result<Child> {
     let mut serve = Command::new("/proc/self/exe");
@@ -139,10 +149,13 @@ fn start(
     if let Some(image) = image {
         serve.arg("--image").arg(image);
     }
-    if let Some(capacity) = capacity {
+    if let Some(capacity) = rooms.capacity {
         serve.args(["--capacity", &capacity.to_string()]);
     }
-    serve.args(["--files", &files.to_string()]);
+    serve.args(["--files", &rooms.files.to_string()]);
+    if rooms.write_cache {
+        serve.arg("--write-cache");
+    }
     serve.stdin(Stdio::null()).stdout(Stdio::piped());
     if !foreground {
         let out = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;

@@ -181,7 +181,7 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
         }
         _ => return Ok(life::send(&line, &Word::Stopped, &[])?),
     };
-    let served = match served {
+    let mut served = match served {
         Ok(served) => served,
         Err(why) => return Ok(life::send(&line, &Word::Failed(format!("{why:#}")), &[])?),
     };
@@ -205,6 +205,9 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
                     let _ = life::send(&line, &Word::Saved(saved), &[]);
                 };
                 thread::Builder::new().name("snapshot".into()).spawn(run)?;
+            }
+            Order::ServeFiles { minor, answered } => {
+                served.serve_files(args, descriptors, minor.as_deref(), answered)?;
             }
             Order::Stop => break,
             Order::Open { .. } | Order::Serve { .. } => {}
@@ -488,6 +491,19 @@ struct Served {
     disks: Vec<DiskServer>,
 }
 
+fn mount_options(args: &DeviceArgs, threads: usize) -> MountOptions {
+    MountOptions {
+        threads,
+        read_ahead_kb: args.read_ahead_kb,
+        write_back_with: args.write_back_with,
+        full_wait: Duration::from_secs(args.full_wait.into()),
+        files: args.files,
+        cache_bytes: args.cache_bytes,
+        write_cache: args.write_cache,
+        api: std::path::absolute(args.run_dir.join("api.sock")).ok(),
+    }
+}
+
 impl Served {
     fn new(
         args: &DeviceArgs,
@@ -504,16 +520,7 @@ impl Served {
             Some((path, threads)) => {
                 let requests = (0..threads).map(|_| Ok(File::from(next()?))).collect::<Result<_>>()?;
                 let channels = Channels { requests, notices: next()?.into() };
-                let options = MountOptions {
-                    threads,
-                    read_ahead_kb: args.read_ahead_kb,
-                    write_back_with: args.write_back_with,
-                    full_wait: Duration::from_secs(args.full_wait.into()),
-                    files: args.files,
-                    cache_bytes: args.cache_bytes,
-                    api: std::path::absolute(args.run_dir.join("api.sock")).ok(),
-                };
-                let mount = Mount::serve(exports, &path, channels, &options, answered)?;
+                let mount = Mount::serve(exports, &path, channels, &mount_options(args, threads), answered)?;
                 mount.tell(control);
                 Some(mount)
             }
@@ -532,6 +539,21 @@ impl Served {
             Ok(DiskServer::adopt(&control, disk.shows, next()?.into(), &disk.socket)?)
         });
         Ok(Self { disks: disks.collect::<Result<_>>()?, mount })
+    }
+
+    /// Answers the mount of the files, too.
+    fn serve_files(
+        &mut self,
+        args: &DeviceArgs,
+        descriptors: Vec<OwnedFd>,
+        minor: Option<&str>,
+        answered: bool,
+    ) -> Result<()> {
+        let mut requests: Vec<_> = descriptors.into_iter().map(File::from).collect();
+        let notices = requests.pop().context("the holder gives too few descriptors")?;
+        let mount = self.mount.as_mut().context("the holder has no mount that the files lie in")?;
+        let options = mount_options(args, requests.len());
+        Ok(mount.serve_files(Channels { requests, notices }, minor, &options, answered)?)
     }
 
     fn ready(
@@ -557,6 +579,7 @@ impl Served {
             codec: device.codec().to_string(),
             base: partition.map(|partition| window(Mount::base_path, partition.base_bytes())),
             views: partition.map(|partition| window(Mount::views_path, partition.views_bytes())),
+            files: self.mount.as_ref().and_then(Mount::files_path),
             targets: targets.collect(),
             guests: guests.map(serde_json::to_value).collect::<Result<_, _>>()?,
             disks: self

@@ -139,6 +139,8 @@ fn as_stat(files: &Files, inode: u64, meta: &Meta) -> io::Result<stat64> {
     (stat.st_ctime, stat.st_ctime_nsec) = (changed.0, changed.1.into());
     if meta.is_file() {
         let taken = files.taken(inode).map_err(|why| said(&why))?;
+        // Of a file without a block, some programs read nothing.
+        let taken = if files.may_hold_more() { taken.max(PAGE_BYTES) } else { taken };
         stat.st_blocks = i64::try_from(taken / STAT_BLOCK).unwrap_or(i64::MAX);
     }
     Ok(stat)

@@ -25,6 +25,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -40,8 +41,9 @@ use super::ServeError;
 use super::cold_pages::ColdPages;
 use super::control::Control;
 use super::export::{Export, ExportOptions, Place};
-use super::files::FOLDER;
+use super::files::{FOLDER, own};
 use super::flusher::WriteBackWith;
+use super::fuse_fs::Shown;
 use super::fuse_workers::{Workers, ask_again, invalidate};
 use super::held_mount::{Channels, HeldMount, usual_threads};
 use super::models::Models;
@@ -78,6 +80,10 @@ pub struct MountOptions {
     pub files: u64,
     /// Bytes of the mount's files that the page cache may hold; no bound if none are given.
     pub cache_bytes: Option<u64>,
+    /// Whether what is written to files waits in the page cache, as what is stored through a mapping
+    /// does: until it is synced or closed, or the kernel likes. A device without room says so then.
+    /// They are a mount of their own in `files`; see [`Mount::serve_files`].
+    pub write_cache: bool,
     /// The API's socket, which the root's attribute `user.lamina.api` names for those who have only
     /// the directory.
     pub api: Option<PathBuf>,
@@ -95,8 +101,23 @@ impl Default for MountOptions {
             full_wait: FULL_WAIT,
             files: 0,
             cache_bytes: None,
+            write_cache: false,
             api: None,
         }
+    }
+}
+
+/// A mount that is answered.
+#[derive(Clone)]
+struct Answered {
+    workers: Arc<Workers>,
+    /// What the invalidators' descriptors are copies of.
+    notices: Arc<File>,
+}
+
+impl Answered {
+    fn invalidate(&self, inode: u64, range: &Range<u64>) {
+        invalidate(&self.workers, self.notices.as_raw_fd(), inode, range);
     }
 }
 
@@ -106,15 +127,15 @@ pub struct Mount {
     held: Option<HeldMount>,
     path: PathBuf,
     minor: String,
-    workers: Arc<Workers>,
+    whole: Answered,
+    /// The mount of the files, if they have one of their own.
+    of_files: Option<Answered>,
     tree: Arc<Tree>,
     /// Why there is no folder of files, if there are some.
     no_files: Option<String>,
     pools: Arc<Pools>,
     /// Who bounds the page cache, if it is bounded.
     cold_pages: Option<Arc<ColdPages>>,
-    /// What the invalidators' descriptors are copies of.
-    notices: File,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -178,13 +199,14 @@ impl Mount {
             }
         };
         let tree = Tree::new(exports.iter().map(export).collect()).with_models(models);
-        let tree = tree.with_files(files.map(Arc::new));
+        let tree = tree.with_files(files.map(|files| Arc::new(files.with_write_cache(options.write_cache))));
         let tree = Arc::new(tree.with_api(options.api.clone()));
-        let (workers, late_queue) = Workers::new(Arc::clone(&tree), requests, options.read_ahead_kb);
+        let shown = if options.write_cache { Shown::ButFiles } else { Shown::All };
+        let (workers, late_queue) = Workers::new((Arc::clone(&tree), shown), requests, options.read_ahead_kb);
+        let notices = Arc::new(notices);
         if let Some(models) = tree.models() {
             // The workers have the models.
-            let (workers, notices) =
-                (Arc::downgrade(&workers), notices.try_clone().map_err(ServeError::Threads)?);
+            let (workers, notices) = (Arc::downgrade(&workers), Arc::clone(&notices));
             models.when_gone(move |inode| {
                 if let Some(workers) = workers.upgrade() {
                     invalidate(&workers, notices.as_raw_fd(), inode, &(0..0));
@@ -198,16 +220,16 @@ impl Mount {
             held,
             path,
             minor,
-            workers,
+            whole: Answered { workers, notices },
+            of_files: None,
             tree,
             no_files,
             pools,
             cold_pages,
-            notices,
             threads: Vec::new(),
         };
         if answered {
-            ask_again(&mount.workers, mount.notices.as_raw_fd());
+            ask_again(&mount.whole.workers, mount.whole.notices.as_raw_fd());
             for export in mount.tree.exports() {
                 export.coherence().forgotten();
             }
@@ -221,13 +243,10 @@ impl Mount {
         options: &MountOptions,
         late_queue: std::sync::mpsc::Receiver<super::fuse_workers::Late>,
     ) -> Result<(), ServeError> {
-        for channel in 0..self.workers.channels.len() {
-            let workers = Arc::clone(&self.workers);
-            self.spawn(format!("fuse-{channel}"), move || workers.work(channel))?;
-        }
+        self.answer("fuse", &self.whole.clone())?;
         let late_queue = Arc::new(Mutex::new(late_queue));
         for index in 0..LATE_ANSWERERS {
-            let (workers, queue) = (Arc::clone(&self.workers), Arc::clone(&late_queue));
+            let (workers, queue) = (Arc::clone(&self.whole.workers), Arc::clone(&late_queue));
             self.spawn(format!("fuse-late-{index}"), move || workers.answer_late(&queue))?;
         }
         let failed = |source| ServeError::MountPoint { path: self.path.clone(), source };
@@ -237,19 +256,67 @@ impl Mount {
         for export in &exports {
             self.start_export(export, flushers, options.write_back_with)?;
         }
-        if let Some(cold) = self.cold_pages.clone() {
-            let (workers, tree) = (Arc::clone(&self.workers), Arc::clone(&self.tree));
-            let (path, number) = (self.path.clone(), self.notices.as_raw_fd());
-            self.spawn("cold-pages".into(), move || {
-                cold.keep_until_closed(&tree, &path, number, |inode, range| {
-                    invalidate(&workers, number, inode, range);
-                });
-            })?;
+        if !options.write_cache || self.tree.files().is_none() {
+            self.bound_pages()?;
         }
         let (pools, path, files) = (Arc::clone(&self.pools), self.path.clone(), self.tree.files().cloned());
         self.spawn("pools".into(), move || pools.watch_until_closed(&path, &exports, files.as_deref()))?;
-        self.tune(options);
+        self.tune(&self.minor, options);
         Ok(())
+    }
+
+    /// Answers the mount of the files, which another process holds, through `channels`; its
+    /// connection has the number `minor`. If somebody `answered` it before, the kernel is asked for
+    /// the requests that were in flight when that ended.
+    ///
+    /// # Errors
+    ///
+    /// When a thread cannot be made.
+    pub fn serve_files(
+        &mut self,
+        channels: Channels,
+        minor: Option<&str>,
+        options: &MountOptions,
+        answered: bool,
+    ) -> Result<(), ServeError> {
+        let Channels { requests, notices } = channels;
+        let shown = (Arc::clone(&self.tree), Shown::Files);
+        // Nothing is set aside of what asks for files.
+        let (workers, _) = Workers::new(shown, requests, options.read_ahead_kb);
+        let files = Answered { workers, notices: Arc::new(notices) };
+        if answered {
+            ask_again(&files.workers, files.notices.as_raw_fd());
+        }
+        self.answer("files", &files)?;
+        self.of_files = Some(files);
+        if let Some(minor) = minor {
+            self.tune(minor, options);
+        }
+        self.bound_pages()
+    }
+
+    /// Starts the threads that answer a mount.
+    fn answer(&mut self, name: &str, mount: &Answered) -> Result<(), ServeError> {
+        for channel in 0..mount.workers.channels.len() {
+            let workers = Arc::clone(&mount.workers);
+            self.spawn(format!("{name}-{channel}"), move || workers.work(channel))?;
+        }
+        Ok(())
+    }
+
+    /// Starts who bounds the page cache, if it is bounded.
+    fn bound_pages(&mut self) -> Result<(), ServeError> {
+        let Some(cold) = self.cold_pages.clone() else { return Ok(()) };
+        let (tree, path) = (Arc::clone(&self.tree), self.path.clone());
+        let (whole, of_files) = (self.whole.clone(), self.of_files.clone());
+        self.spawn("cold-pages".into(), move || {
+            let numbers: Vec<_> = [&whole].into_iter().chain(&of_files).collect();
+            let numbers: Vec<_> = numbers.iter().map(|mount| mount.notices.as_raw_fd()).collect();
+            cold.keep_until_closed(&tree, &path, &numbers, |inode, range| {
+                let of = of_files.as_ref().filter(|_| own(inode).is_some()).unwrap_or(&whole);
+                of.invalidate(inode, range);
+            });
+        })
     }
 
     /// Starts what keeps an export coherent.
@@ -260,18 +327,17 @@ impl Mount {
         with: WriteBackWith,
     ) -> Result<(), ServeError> {
         for which in export.files() {
-            let (workers, invalidated) = (Arc::clone(&self.workers), Arc::clone(export));
-            let number = self.notices.as_raw_fd();
+            let (whole, invalidated) = (self.whole.clone(), Arc::clone(export));
             let inode = self.tree.inode_of(export, which).unwrap_or_default();
             self.spawn(format!("fuse-inval-{inode}"), move || {
                 // The kernel has this thread wait for requests that a killed process answers no
                 // more; who waits for the process's descriptors to be gone must not wait for that.
-                if let Err(why) = own_table(number) {
+                if let Err(why) = own_table(&[whole.notices.as_raw_fd()]) {
                     tracing::warn!("the invalidator keeps the shared file table: {why}");
                 }
-                invalidated.coherence().invalidate_until_closed(which, |range| {
-                    invalidate(&workers, number, inode, range);
-                });
+                invalidated
+                    .coherence()
+                    .invalidate_until_closed(which, |range| whole.invalidate(inode, range));
             })?;
         }
         let failed = |source| ServeError::MountPoint { path: self.path.clone(), source };
@@ -292,7 +358,7 @@ impl Mount {
             return Ok(());
         }
         for which in export.files().filter(|which| *which != ExportFile::Views) {
-            let (workers, export) = (Arc::clone(&self.workers), Arc::clone(export));
+            let (workers, export) = (Arc::clone(&self.whole.workers), Arc::clone(export));
             let inode = self.tree.inode_of(&export, which).unwrap_or_default();
             self.spawn(format!("fuse-room-{inode}"), move || {
                 export
@@ -308,9 +374,9 @@ impl Mount {
         Ok(())
     }
 
-    /// Sets the properties of the mount's BDI.
-    fn tune(&self, options: &MountOptions) {
-        let bdi = format!("/sys/class/bdi/0:{}", self.minor);
+    /// Sets the properties of the BDI of a mount.
+    fn tune(&self, minor: &str, options: &MountOptions) {
+        let bdi = format!("/sys/class/bdi/0:{minor}");
         let wanted = [
             ("read_ahead_kb", options.read_ahead_kb, "reads of that size"),
             ("strict_limit", 0, "stores at full speed"),
@@ -361,6 +427,11 @@ impl Mount {
         self.tree.files()
     }
 
+    /// Where the files are, if the mount has a folder of them.
+    pub fn files_path(&self) -> Option<PathBuf> {
+        self.tree.files().map(|_| self.path.join(FOLDER))
+    }
+
     /// Why the mount has no folder of files although the device has some.
     pub fn no_files(&self) -> Option<&str> {
         self.no_files.as_deref()
@@ -391,7 +462,8 @@ impl Mount {
 
     /// Requests that made a handler panic; each was answered with EIO.
     pub fn panics(&self) -> u64 {
-        self.workers.panics.load(Ordering::Relaxed)
+        let panics = |mount: &Answered| mount.workers.panics.load(Ordering::Relaxed);
+        panics(&self.whole) + self.of_files.as_ref().map_or(0, panics)
     }
 }
 
@@ -414,7 +486,7 @@ impl Drop for Mount {
         let held = self.held.take();
         let joins = held.is_some();
         drop(held);
-        drop(self.workers.late.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take());
+        drop(self.whole.workers.late.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take());
         for export in self.tree.exports() {
             export.coherence().close();
         }

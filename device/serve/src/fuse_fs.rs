@@ -70,9 +70,21 @@ const NOFLUSH: u32 = 1 << 5;
 /// The attribute of the root that names the API's socket.
 const API: &CStr = c"user.lamina.api";
 
+/// What of the tree a connection to the kernel shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shown {
+    /// All of it.
+    All,
+    /// All but what is in `files/`: there another connection is mounted.
+    ButFiles,
+    /// What is in `files/`, as its root.
+    Files,
+}
+
 /// The windows of a device as a file system.
 pub(super) struct WindowFs {
     tree: Arc<Tree>,
+    shown: Shown,
     owner: (u32, u32),
     mounted: i64,
 }
@@ -113,10 +125,10 @@ impl Opened<'_> {
 }
 
 impl WindowFs {
-    pub(super) fn new(tree: Arc<Tree>) -> Self {
+    pub(super) fn new(tree: Arc<Tree>, shown: Shown) -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let owner = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
-        Self { tree, owner, mounted: i64::try_from(since).unwrap_or(0) }
+        Self { tree, shown, owner, mounted: i64::try_from(since).unwrap_or(0) }
     }
 
     fn opened(&self, inode: u64) -> io::Result<Opened<'_>> {
@@ -137,7 +149,13 @@ impl WindowFs {
 
     /// The files, and the inode of theirs, if it is one.
     fn files(&self, inode: u64) -> io::Result<Option<(&Files, u64)>> {
-        let Some(own) = files::own(inode) else { return Ok(None) };
+        let own = match self.shown {
+            Shown::Files if inode == ROOT => files::own(FILES),
+            // Where the other is mounted is an empty folder to this one.
+            Shown::ButFiles if inode == FILES => None,
+            _ => files::own(inode),
+        };
+        let Some(own) = own else { return Ok(None) };
         self.tree.files().map(|files| Some((files.as_ref(), own))).ok_or_else(|| errno(libc::ESTALE))
     }
 
@@ -184,7 +202,7 @@ impl WindowFs {
             (self.mounted, self.mounted, self.mounted);
         attributes.st_blksize = 4096;
         attributes.st_nlink = 1;
-        if self.tree.parent(inode).is_some() && self.tree.file(inode).is_none() {
+        if inode == FILES || self.tree.parent(inode).is_some() && self.tree.file(inode).is_none() {
             attributes.st_mode = libc::S_IFDIR | 0o700;
             attributes.st_nlink = 2;
         } else {
@@ -311,8 +329,10 @@ impl FileSystem for WindowFs {
     type Handle = u64;
 
     fn init(&self, _: FsOptions) -> io::Result<FsOptions> {
-        // No WRITEBACK_CACHE: `write` goes through, only stores through mappings are written back
-        // later.
+        // Without WRITEBACK_CACHE `write` goes through, and only stores through mappings are
+        // written back later.
+        let write_cache =
+            if self.shown == Shown::Files { FsOptions::WRITEBACK_CACHE } else { FsOptions::empty() };
         Ok(FsOptions::ASYNC_READ
             | FsOptions::ASYNC_DIO
             | FsOptions::BIG_WRITES
@@ -320,7 +340,8 @@ impl FileSystem for WindowFs {
             | FsOptions::PARALLEL_DIROPS
             | FsOptions::EXPLICIT_INVAL_DATA
             // So that the kernel need not ask for an attribute before each `write`.
-            | FsOptions::HANDLE_KILLPRIV_V2)
+            | FsOptions::HANDLE_KILLPRIV_V2
+            | write_cache)
     }
 
     fn lookup(&self, _: &Context, parent: u64, name: &CStr) -> io::Result<Entry> {
@@ -496,6 +517,8 @@ impl FileSystem for WindowFs {
         let no_flush = unsafe { OpenOptions::from_bits_unchecked(NOFLUSH) };
         let options = OpenOptions::KEEP_CACHE | no_flush;
         if let Some((files, inode)) = self.files(inode)? {
+            // What was written and finds no room is told when the file is closed at the latest.
+            let options = if self.shown == Shown::Files { OpenOptions::KEEP_CACHE } else { options };
             return Ok((None, files::open(files, inode, flags, options)?, None));
         }
         self.opened(inode)?.cached(flags)?;
@@ -675,6 +698,10 @@ impl FileSystem for WindowFs {
             };
         }
         if let Some((files, inode)) = self.files(inode)? {
+            if self.shown == Shown::Files {
+                // The kernel then says itself where data is: everywhere. Here it is not known yet.
+                return Err(errno(libc::ENOSYS));
+            }
             return files::seek(files, inode, offset, whence);
         }
         let Opened { export, which } = self.opened(inode)?;
@@ -774,6 +801,7 @@ impl FileSystem for WindowFs {
         let kind = |is_folder| if is_folder { directory } else { file };
         let (parent, mut of_models) = match self.models(inode)? {
             Some(models) => (models.parent(inode, ROOT)?, models.children(inode)?),
+            None if inode == FILES => (ROOT, Vec::new()),
             None => (self.tree.parent(inode).ok_or_else(|| errno(libc::ESTALE))?, Vec::new()),
         };
         if self.tree.file(inode).is_some() {

@@ -26,7 +26,7 @@ use fuse_backend_rs::transport::{FuseBuf, FuseDevWriter, Reader, Writer};
 
 use super::coherence::DirtyRanges;
 use super::export::Export;
-use super::fuse_fs::WindowFs;
+use super::fuse_fs::{Shown, WindowFs};
 use super::host_cache::HostCache;
 use super::targets::ExportFile;
 use super::tree::Tree;
@@ -131,16 +131,16 @@ impl Header {
 }
 
 impl Workers {
-    /// Workers that answer for `tree` what comes from `channels`, and the queue of what they set
-    /// aside.
+    /// Workers that answer for what is `shown` of a tree what comes from `channels`, and the queue
+    /// of what they set aside.
     pub(crate) fn new(
-        tree: Arc<Tree>,
+        (tree, shown): (Arc<Tree>, Shown),
         channels: Vec<File>,
         read_ahead_kb: u32,
     ) -> (Arc<Self>, Receiver<Late>) {
         let (late, late_queue) = channel();
         let workers = Self {
-            server: Server::new(WindowFs::new(Arc::clone(&tree))),
+            server: Server::new(WindowFs::new(Arc::clone(&tree), shown)),
             tree,
             channels,
             late: Mutex::new(Some(late)),

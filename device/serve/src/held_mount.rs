@@ -21,8 +21,21 @@ use super::mount_point::{self, MountPoint};
 /// A mount.
 pub struct HeldMount {
     session: Option<FuseSession>,
-    point: MountPoint,
+    point: Point,
     channels: Channels,
+}
+
+/// Where something is mounted.
+enum Point {
+    /// On a directory.
+    On(MountPoint),
+    /// On a folder of another mount, of which nothing may be asked any more when this one ends.
+    In {
+        /// The folder.
+        path: PathBuf,
+        /// The connection's number.
+        minor: Option<String>,
+    },
 }
 
 /// Descriptors of /dev/fuse, each with a queue of its own.
@@ -41,41 +54,46 @@ impl HeldMount {
     ///
     /// When FUSE is missing or the mount cannot be made; each names what to do.
     pub fn new(point: MountPoint, threads: usize) -> Result<Self, ServeError> {
-        super::fuse::fuse_present()?;
-        let failed = |why: fuse_backend_rs::transport::Error| ServeError::Mount {
-            path: point.path.clone(),
-            why: why.to_string(),
-        };
-        let mut session =
-            FuseSession::new(&point.path, &mount_point::source(), "lamina", false).map_err(failed)?;
-        session.set_allow_other(false);
-        session.mount().map_err(failed)?;
-        let channels = (0..threads.max(1))
-            .map(|_| channel_of(&session))
-            .collect::<io::Result<Vec<_>>>()
-            .and_then(|requests| Ok(Channels { requests, notices: channel_of(&session)? }));
-        match channels {
-            Ok(channels) => Ok(Self { session: Some(session), point, channels }),
-            Err(why) => {
-                take_away(&point.path);
-                Err(ServeError::Threads(why))
-            }
-        }
+        let (session, channels) = mounted(&point.path, threads)?;
+        Ok(Self { session: Some(session), point: Point::On(point), channels })
+    }
+
+    /// Mounts at a folder of another mount, to be answered by `threads` threads. Who answers that
+    /// one is asked for the folder. It is to be dropped after that one, with which it is unmounted.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such folder, or the mount cannot be made.
+    pub fn within(path: PathBuf, threads: usize) -> Result<Self, ServeError> {
+        let (session, channels) = mounted(&path, threads)?;
+        let minor = mount_point::minor_at(&path);
+        Ok(Self { session: Some(session), point: Point::In { path, minor }, channels })
     }
 
     /// The mounted directory.
     pub fn path(&self) -> &Path {
-        &self.point.path
+        match &self.point {
+            Point::On(point) => &point.path,
+            Point::In { path, .. } => path,
+        }
     }
 
     /// The base window's file.
     pub fn base_path(&self) -> PathBuf {
-        self.point.path.join("base")
+        self.path().join("base")
     }
 
     /// The views window's file.
     pub fn views_path(&self) -> PathBuf {
-        self.point.path.join("views")
+        self.path().join("views")
+    }
+
+    /// The connection's number, of a mount in another.
+    pub fn minor(&self) -> Option<&str> {
+        match &self.point {
+            Point::On(_) => None,
+            Point::In { minor, .. } => minor.as_deref(),
+        }
     }
 
     /// The descriptors, to be lent.
@@ -98,9 +116,35 @@ impl Channels {
 
 impl Drop for HeldMount {
     fn drop(&mut self) {
-        take_away(&self.point.path);
+        match &self.point {
+            Point::On(point) => take_away(&point.path),
+            Point::In { minor, .. } => minor.iter().for_each(|minor| mount_point::abort(minor)),
+        }
         // Closes its descriptor; the rest was done above.
         drop(self.session.take());
+    }
+}
+
+/// Mounts at a directory.
+fn mounted(path: &Path, threads: usize) -> Result<(FuseSession, Channels), ServeError> {
+    super::fuse::fuse_present()?;
+    let failed = |why: fuse_backend_rs::transport::Error| ServeError::Mount {
+        path: path.to_owned(),
+        why: why.to_string(),
+    };
+    let mut session = FuseSession::new(path, &mount_point::source(), "lamina", false).map_err(failed)?;
+    session.set_allow_other(false);
+    session.mount().map_err(failed)?;
+    let channels = (0..threads.max(1))
+        .map(|_| channel_of(&session))
+        .collect::<io::Result<Vec<_>>>()
+        .and_then(|requests| Ok(Channels { requests, notices: channel_of(&session)? }));
+    match channels {
+        Ok(channels) => Ok((session, channels)),
+        Err(why) => {
+            take_away(path);
+            Err(ServeError::Threads(why))
+        }
     }
 }
 

@@ -34,7 +34,7 @@ pub(super) fn settle_files(
     let (done, ended) = channel();
     let (known, folder) = (Arc::clone(files), folder.to_owned());
     let syncing = move || {
-        if let Err(why) = own_table(2) {
+        if let Err(why) = own_table(&[]) {
             tracing::warn!("files/ is brought to the device with the shared file table: {why}");
         }
         // Who does not wait any more has given up.

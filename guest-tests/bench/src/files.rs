@@ -1,4 +1,5 @@
-//! `files/` beside a tmpfs, by fio: sequential and random reads and writes, and what `fsync` takes.
+//! `files/` beside a tmpfs, by fio: sequential and random reads and writes, and what `fsync` takes,
+//! where writes go through and where they wait in the page cache (`--write-cache`).
 //!
 //! A tmpfs has no process between: what `files/` is held against is another file system of FUSE,
 //! such as libfuse's `passthrough_hp` that shows a tmpfs. Debian has its source only, so who wants
@@ -106,11 +107,12 @@ struct Mounted {
 }
 
 impl Mounted {
-    fn new(folder: PathBuf, bytes: u64) -> Result<Self> {
+    fn new(folder: PathBuf, bytes: u64, more: &[&str]) -> Result<Self> {
+        fs::DirBuilder::new().mode(0o700).create(&folder)?;
         fs::DirBuilder::new().mode(0o700).create(folder.join("run"))?;
         let mounted = Self { folder };
         let mut mount = mounted.lamina("mount")?;
-        mount.arg(format!("--capacity={}", 8 * bytes)).arg(format!("--files={}", 4 * bytes));
+        mount.arg(format!("--capacity={}", 8 * bytes)).arg(format!("--files={}", 4 * bytes)).args(more);
         run(mount.arg(mounted.place()))?;
         Ok(mounted)
     }
@@ -147,8 +149,10 @@ impl Files {
         );
         let folder = tempfile::tempdir()?;
         let tmpfs = tempfile::tempdir_in("/dev/shm").context("there is no tmpfs at /dev/shm")?;
-        let device = Mounted::new(folder.path().to_owned(), self.bytes)?;
-        let mut places = vec![device.place().join("files"), tmpfs.path().to_owned()];
+        let through = Mounted::new(folder.path().join("through"), self.bytes, &[])?;
+        let waiting = Mounted::new(folder.path().join("waiting"), self.bytes, &["--write-cache"])?;
+        let files = |device: &Mounted| device.place().join("files");
+        let mut places = vec![files(&through), files(&waiting), tmpfs.path().to_owned()];
         places.extend(self.beside.clone());
         let mut speeds = vec![vec![Vec::new(); places.len()]; ACCESSES.len()];
         for _ in 0..self.rounds {
@@ -162,16 +166,18 @@ impl Files {
                 fs::remove_file(place.join("lamina-bench"))?;
             }
         }
-        let mut head = vec!["what", "files/ MB/s", "tmpfs MB/s", "of tmpfs"];
+        let mut head = vec!["what", "files/ MB/s", "--write-cache MB/s", "tmpfs MB/s", "of tmpfs"];
         if self.beside.is_some() {
             head.extend(["beside MB/s", "of beside"]);
         }
         let mut out = table(&head);
         for (access, speeds) in ACCESSES.iter().zip(speeds) {
             let medians: Vec<_> = speeds.into_iter().map(median).collect();
-            let mut row = vec![access.name.to_owned(), format!("{:.1}", medians[0] / 1e6)];
-            for other in &medians[1..] {
-                row.extend([format!("{:.1}", other / 1e6), format!("{:.2}", medians[0] / other)]);
+            let speed = |speed: f64| format!("{:.1}", speed / 1e6);
+            let (ours, others) = medians.split_at(2);
+            let mut row = vec![access.name.to_owned(), speed(ours[0]), speed(ours[1])];
+            for other in others {
+                row.extend([speed(*other), format!("{:.2}, {:.2}", ours[0] / other, ours[1] / other)]);
             }
             out.add_row(row);
         }

@@ -80,6 +80,12 @@ pub(crate) struct DeviceArgs {
     /// What an --image has of files is shown without this, too.
     #[arg(long, value_parser = bytes, default_value = "0", value_name = "BYTES")]
     pub(crate) files: u64,
+    /// Keep what is written to files/ in the page cache until it is synced or closed, or the kernel
+    /// likes: many small writes are far quicker then. A device without room says so at `fsync` or
+    /// `close`, not at each `write`, and what was not synced is lost with the host or the holder,
+    /// not with a worker.
+    #[arg(long)]
+    pub(crate) write_cache: bool,
     /// Bytes of the mount's files that the host's page cache may hold, where they are decoded: when
     /// there are more, those that were filled longest ago are written back and dropped, also from
     /// mappings [default: as many as the host has memory for].

@@ -50,6 +50,10 @@ pub(crate) struct Mount {
     /// none if --capacity is given].
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
     pub(crate) files: Option<u64>,
+    /// Keep what is written to DIR/files in the page cache until it is synced or closed, or the
+    /// kernel likes: quicker, but a full device says so at `fsync` or `close`.
+    #[arg(long)]
+    pub(crate) write_cache: bool,
     /// Stay until SIGINT or SIGTERM, or `lamina umount`.
     #[arg(long)]
     pub(crate) foreground: bool,

@@ -10,6 +10,7 @@
 
 use std::fmt;
 use std::fs;
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -18,6 +19,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use lamina_serve::{Channels, HeldMount};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
@@ -83,23 +85,15 @@ impl Worker {
         });
         descriptors.extend(held.disks.iter().map(|(socket, _)| socket.listener.as_fd()));
         let disks = held.disks.iter().map(|(_, disk)| disk.clone()).collect();
-        let reported = Some(state.lock().reported.clone());
-        self.order(&Order::Serve { mount, reported, paced: true, qmp: None, disks }, &descriptors)
+        let mut now = state.lock();
+        let reported = Some(now.reported.clone());
+        self.order(&Order::Serve { mount, reported, paced: true, qmp: None, disks }, &descriptors)?;
+        now.serves = true;
+        now.files.as_ref().map_or(Ok(()), |files| serve_files(&self.line, files, true))
     }
 
     fn order(&self, order: &Order, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
-        match life::send(&self.line, order, descriptors) {
-            // Its death is noticed where its words are read.
-            Err(why)
-                if matches!(
-                    why.kind(),
-                    std::io::ErrorKind::BrokenPipe | std::io::ErrorKind::ConnectionReset
-                ) =>
-            {
-                Ok(())
-            }
-            sent => sent.context("the worker cannot be told what to do"),
-        }
+        tell(&self.line, order, descriptors)
     }
 
     /// What it says next, or `None` if it is dead: then nothing of it touches the image any more.
@@ -152,6 +146,21 @@ impl Worker {
         }
         thread::spawn(move || child.wait());
         End { status: None, lived }
+    }
+}
+
+/// Tells a worker to answer the mount of the files, too.
+pub(super) fn serve_files(line: &UnixStream, files: &HeldMount, answered: bool) -> Result<()> {
+    let Channels { requests, notices } = files.channels();
+    let descriptors: Vec<_> = requests.iter().chain([notices]).map(AsFd::as_fd).collect();
+    tell(line, &Order::ServeFiles { minor: files.minor().map(str::to_owned), answered }, &descriptors)
+}
+
+fn tell(line: &UnixStream, order: &Order, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
+    match life::send(line, order, descriptors) {
+        // Its death is noticed where its words are read.
+        Err(why) if matches!(why.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => Ok(()),
+        sent => sent.context("the worker cannot be told what to do"),
     }
 }
 

@@ -39,6 +39,7 @@ pub(super) struct Device {
     pub(super) store_capacity: Field<Number>,
     pub(super) full_wait: Field<Number>,
     pub(super) files: Field<Number>,
+    pub(super) write_cache: Field<bool>,
     pub(super) cache_bytes: Field<Number>,
     pub(super) memory_reserve: Field<Number>,
     pub(super) format: Field<Vec<String>>,

@@ -99,6 +99,7 @@ impl<'f> Options<'f> {
         self.number("--store-capacity", device.store_capacity);
         self.number("--full-wait", device.full_wait);
         self.number("--files", device.files);
+        self.switch("--write-cache", device.write_cache);
         self.number("--cache-bytes", device.cache_bytes);
         self.number("--memory-reserve", device.memory_reserve);
         self.texts("--format", device.format);

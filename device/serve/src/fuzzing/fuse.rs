@@ -12,6 +12,7 @@ use fuse_backend_rs::abi::fuse_abi::Opcode;
 
 use super::peers::works;
 use super::{memory_file, small};
+use crate::fuse_fs::Shown;
 use crate::fuse_workers::{BUFFER_BYTES, Workers};
 use crate::tree::Tree;
 use crate::{Export, ExportOptions, Place};
@@ -43,7 +44,7 @@ pub fn fuse(data: &[u8]) {
     });
     let kernel = memory_file();
     let channel = kernel.try_clone().expect("a descriptor");
-    let (workers, late) = Workers::new(Arc::new(Tree::new(exports.to_vec())), vec![channel], 4);
+    let (workers, late) = Workers::new((Arc::new(Tree::new(exports.to_vec())), Shown::All), vec![channel], 4);
     let (mut answer, mut heard) = (vec![0; BUFFER_BYTES], 0);
     let mut number = 0_u64;
     while let Some((length, bytes)) = rest.split_first_chunk() {
