@@ -139,6 +139,11 @@ impl Holder {
         if mount.is_some() {
             fuse_present()?;
         }
+        if args.write_cache && !rustix::process::geteuid().is_root() {
+            bail!(
+                "--write-cache needs root: files/ is a mount in the mount then, and Linux lets fusermount3 into nobody's"
+            );
+        }
         let point = mount.map(|mount| MountPoint::prepare(&mount)).transpose()?;
         let socket = Listening::at(&args.run_dir.join(SOCKET))?;
         // The folder is this device's. Hosts of one that was here before are gone, whatever was

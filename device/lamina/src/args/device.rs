@@ -83,7 +83,7 @@ pub(crate) struct DeviceArgs {
     /// Keep what is written to files/ in the page cache until it is synced or closed, or the kernel
     /// likes: many small writes are far quicker then. A device without room says so at `fsync` or
     /// `close`, not at each `write`, and what was not synced is lost with the host or the holder,
-    /// not with a worker.
+    /// not with a worker. Needs root.
     #[arg(long)]
     pub(crate) write_cache: bool,
     /// Bytes of the mount's files that the host's page cache may hold, where they are decoded: when

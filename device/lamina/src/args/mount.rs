@@ -51,7 +51,7 @@ pub(crate) struct Mount {
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
     pub(crate) files: Option<u64>,
     /// Keep what is written to DIR/files in the page cache until it is synced or closed, or the
-    /// kernel likes: quicker, but a full device says so at `fsync` or `close`.
+    /// kernel likes: quicker, but a full device says so at `fsync` or `close`. Needs root.
     #[arg(long)]
     pub(crate) write_cache: bool,
     /// Stay until SIGINT or SIGTERM, or `lamina umount`.
