@@ -316,7 +316,7 @@ fn save(
     let [file] = <[_; 1]>::try_from(descriptors).map_err(|_| "a snapshot goes to one file".to_owned())?;
     let file = SnapshotFile::new(file.into(), stop).map_err(|why| why.to_string())?;
     let mut file = BufWriter::with_capacity(1 << 20, file);
-    control.flush(0, None).map_err(|why| why.to_string())?;
+    control.flush_all().map_err(|why| why.to_string())?;
     let saved = device.save(&mut file).and_then(|bytes| {
         file.flush()?;
         file.get_ref().sync()?;

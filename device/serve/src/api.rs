@@ -274,7 +274,9 @@ impl From<ControlError> for Refusal {
             }
             ControlError::Serve(ServeError::PastEnd { .. }) => StatusCode::UNPROCESSABLE_ENTITY,
             ControlError::Serve(ServeError::Closing) => StatusCode::SERVICE_UNAVAILABLE,
-            ControlError::Serve(_) | ControlError::Log(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            ControlError::Serve(_) | ControlError::Log(_) | ControlError::FilesUnsettled(_) => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
             ControlError::Files(why) => status_of_files(why),
             ControlError::NoHost { .. } => StatusCode::NOT_FOUND,
             ControlError::Revoked { .. } => StatusCode::FORBIDDEN,

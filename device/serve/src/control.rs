@@ -8,6 +8,7 @@
 //! A control is of the whole device, in the device's offsets and names, or of one export, in those
 //! of its partition: then it neither reaches nor names anything else.
 
+use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -34,9 +35,11 @@ use super::detaching::Detaching;
 use super::disks::{DiskInfo, ServedDisk};
 use super::export::{Export, ExportReport, Place};
 use super::files::FilesReport;
+use super::fuse::SETTLE;
 use super::host_cache::HostReport;
 use super::models::{ModelReport, Models, ModelsReport};
 use super::pools::{Pools, PoolsReport};
+use super::settled_files::settle_files;
 
 /// A device and, as soon as it is mounted, the exports that show it.
 #[derive(Clone)]
@@ -49,7 +52,8 @@ pub struct Control {
     run_dir: Option<Arc<Path>>,
     disks: Arc<Mutex<Vec<Weak<dyn ServedDisk>>>>,
     models: Arc<OnceLock<Arc<Models>>>,
-    files: Arc<OnceLock<Arc<Files>>>,
+    /// The files, and where they are mounted.
+    files: Arc<OnceLock<(Arc<Files>, PathBuf)>>,
     no_files: Arc<OnceLock<String>>,
     pools: Arc<OnceLock<Arc<Pools>>>,
     cold_pages: Arc<OnceLock<Arc<ColdPages>>>,
@@ -72,6 +76,9 @@ pub enum ControlError {
     /// A model cannot be loaded, or there is none.
     #[error(transparent)]
     Files(Box<FilesError>),
+    /// A mapped file cannot be written back.
+    #[error("files/ cannot be brought to the device: {0}")]
+    FilesUnsettled(#[source] io::Error),
     /// There is nowhere to show models.
     #[error(
         "this device shows no models: it has no mount (yet), or it is divided among guests or shared by hosts; `lamina mount`, or `lamina serve --mount DIR` without --guest and --host, shows some"
@@ -205,9 +212,21 @@ impl Control {
         self.models.get_or_init(|| Arc::clone(models));
     }
 
-    /// Says that the mount has a folder of files. Once is enough.
-    pub fn has_files(&self, files: &Arc<Files>) {
-        self.files.get_or_init(|| Arc::clone(files));
+    /// Says that the mount has files in this folder. Once is enough.
+    pub fn has_files(&self, files: &Arc<Files>, folder: &Path) {
+        self.files.get_or_init(|| (Arc::clone(files), folder.to_owned()));
+    }
+
+    /// Brings to the device everything that was stored into the base window and into files.
+    ///
+    /// # Errors
+    ///
+    /// As [`Control::flush`], or when a file cannot be written back.
+    pub fn flush_all(&self) -> Result<(), ControlError> {
+        if let Some((files, folder)) = self.files.get() {
+            settle_files(files, folder, SETTLE, SETTLE, &|| ()).map_err(ControlError::FilesUnsettled)?;
+        }
+        self.flush(0, None)
     }
 
     /// Says who looks at pools on the mount. Once is enough.
@@ -231,7 +250,7 @@ impl Control {
     ///
     /// [`ControlError::NoModels`] where there is none.
     pub fn folders(&self) -> Result<FoldersReport, ControlError> {
-        let files = self.files.get().map(|files| FilesReport::of(files));
+        let files = self.files.get().map(|(files, _)| FilesReport::of(files));
         Ok(FoldersReport { models: self.models()?.report(), files, no_files: self.no_files.get().cloned() })
     }
 
@@ -329,7 +348,7 @@ impl Control {
     /// All counters of the device.
     pub fn stats(&self) -> ServedStats {
         let hosts = self.exports().into_iter().filter_map(|export| export.host_report()).collect();
-        let files = self.files.get().map(|files| FilesReport::of(files));
+        let files = self.files.get().map(|(files, _)| FilesReport::of(files));
         let pools = self.pools.get().map(|pools| pools.report()).unwrap_or_default();
         let page_cache = self.cold_pages.get().map(|cold| cold.report());
         ServedStats { device: self.device.stats(), hosts, files, page_cache, pools }
@@ -628,7 +647,7 @@ impl Control {
         let blocks = whole_blocks(offset, length);
         // What is served knows what its log said.
         if let Some((dpa, length)) = damaged_log(&self.device, &blocks) {
-            let files = self.files.get().ok_or(ControlError::LogOfFiles { dpa, length })?;
+            let (files, _) = self.files.get().ok_or(ControlError::LogOfFiles { dpa, length })?;
             files.renew_log().map_err(ControlError::Log)?;
         }
         self.change_base(&blocks, |device| device.clear_poison(offset, length))

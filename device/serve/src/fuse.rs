@@ -61,7 +61,7 @@ const FLUSHERS: usize = 2;
 const LATE_ANSWERERS: usize = 2;
 /// How long nothing may be written back before the dirty pages that are left are given up when
 /// unmounting.
-const SETTLE: Duration = Duration::from_secs(10);
+pub(super) const SETTLE: Duration = Duration::from_secs(10);
 
 /// How to mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -444,7 +444,7 @@ impl Mount {
             control.shows(models);
         }
         if let Some(files) = self.files() {
-            control.has_files(files);
+            control.has_files(files, &self.path.join(FOLDER));
         }
         if let Some(why) = self.no_files() {
             control.has_no_files(why);
@@ -472,7 +472,10 @@ impl Mount {
     /// in which something was written back.
     pub fn settle(&self, pace: Duration, goes_on: &dyn Fn()) {
         if let Some(files) = self.tree.files() {
-            settle_files(files, &self.path.join(FOLDER), SETTLE, pace, goes_on);
+            let settled = settle_files(files, &self.path.join(FOLDER), SETTLE, pace, goes_on);
+            if let Err(why) = settled {
+                tracing::error!("stores into files/ may be lost: {why}");
+            }
         }
         for export in self.tree.exports() {
             export.coherence().settle(SETTLE, pace, goes_on);

@@ -1,4 +1,5 @@
-//! Bringing to the device what the page cache has of `files/`, before a mount ends.
+//! Bringing to the device what the page cache has of `files/`, before a mount ends or a snapshot is
+//! written.
 //!
 //! * Whoever still maps a file may have stored into pages that nobody wrote back. The kernel does
 //!   so itself when a mapping or a descriptor goes, but not for who keeps them.
@@ -22,15 +23,19 @@ use super::flusher::may_be_dirty;
 use super::own_mount::own_table;
 
 /// Brings what the page cache has of the files of `folder` to the device. `goes_on` is told each
-/// `pace` in which something came; if nothing did for as long as `patience`, what is left is given
-/// up.
+/// `pace` in which something came.
+///
+/// # Errors
+///
+/// When a file cannot be written back, or nothing came for as long as `patience`: then stores of
+/// whoever still maps files may not be there.
 pub(super) fn settle_files(
     files: &Arc<Files>,
     folder: &Path,
     patience: Duration,
     pace: Duration,
     goes_on: &dyn Fn(),
-) {
+) -> io::Result<()> {
     let (done, ended) = channel();
     let (known, folder) = (Arc::clone(files), folder.to_owned());
     let syncing = move || {
@@ -40,17 +45,13 @@ pub(super) fn settle_files(
         // Who does not wait any more has given up.
         let _ = done.send(sync_all(&known, &folder));
     };
-    if let Err(why) = thread::Builder::new().name("files-sync".into()).spawn(syncing) {
-        tracing::error!("what is mapped of files/ and not written back is lost: {why}");
-        return;
-    }
+    thread::Builder::new().name("files-sync".into()).spawn(syncing)?;
     let (mut written, mut since) = (files.count().written, Instant::now());
     loop {
         match ended.recv_timeout(pace.min(patience)) {
-            Ok(Ok(())) => return,
-            Ok(Err(why)) => return tracing::error!("stores into files/ may be lost: {why}"),
+            Ok(synced) => return synced,
             Err(RecvTimeoutError::Disconnected) => {
-                return tracing::error!("stores into files/ may be lost: who syncs them panicked");
+                return Err(io::Error::other("the thread that syncs files panicked"));
             }
             Err(RecvTimeoutError::Timeout) => {}
         }
@@ -59,10 +60,7 @@ pub(super) fn settle_files(
             (written, since) = (now, Instant::now());
             goes_on();
         } else if since.elapsed() >= patience {
-            return tracing::error!(
-                ?patience,
-                "stores into files/ may be lost: nothing more is written back"
-            );
+            return Err(io::Error::other(format!("nothing was written back for {patience:?}")));
         }
     }
 }
@@ -77,7 +75,7 @@ fn sync_all(files: &Files, folder: &Path) -> io::Result<()> {
         };
         match sync() {
             Err(why) if why.kind() != io::ErrorKind::NotFound => {
-                tracing::error!(path = %path.display(), "stores into a file may be lost: {why}");
+                tracing::error!(path = %path.display(), "a file cannot be written back: {why}");
                 failed = Some(why);
             }
             _ => {}

@@ -19,7 +19,7 @@ use nix::unistd::{Whence, lseek};
 use rustix::fs::{XattrFlags, getxattr, listxattr, removexattr, setxattr};
 use serde_json::Value;
 
-use crate::common::{Place, Rig, Run, eventually, noise, within};
+use crate::common::{Place, Rig, Run, eventually, lamina, noise, within};
 use crate::deaths::{deaths, kill_worker};
 
 /// A device with room for files.
@@ -399,6 +399,27 @@ fn stores_into_a_file_that_stays_open_are_there_after_a_stop() {
             run.signal(Signal::SIGTERM);
             assert!(run.end().success());
         }
+    });
+}
+
+#[test]
+fn a_snapshot_has_what_a_mapping_of_a_file_has() {
+    within(120, || {
+        let rig = device(&[]);
+        let file = File::options().read(true).write(true).create_new(true).open(folder(&rig).join("a"));
+        let file = file.unwrap();
+        file.set_len(1 << 20).unwrap();
+        // SAFETY: nobody else changes the file.
+        let mut map = unsafe { memmap2::MmapMut::map_mut(&file) }.unwrap();
+        map.copy_from_slice(&noise(9, 1 << 20));
+        let (saved, image) = (rig.place.text("saved"), rig.place.text("image"));
+        let done = |words: &[&str]| assert!(lamina(words).status().unwrap().success());
+        done(&["snapshot", "save", &saved, "--run-dir", &rig.place.text("run")]);
+        done(&["snapshot", "restore", &saved, &image]);
+        let other = Place::new();
+        let run = Run::start(&mut other.serve(&["--image", &image]));
+        assert!(fs::read(other.path("mount/files/a")).unwrap() == noise(9, 1 << 20));
+        drop((map, run));
     });
 }
 
