@@ -139,7 +139,7 @@ impl Holder {
         if mount.is_some() {
             fuse_present()?;
         }
-        if args.write_cache && !rustix::process::geteuid().is_root() {
+        if args.folder.write_cache && !rustix::process::geteuid().is_root() {
             bail!(
                 "--write-cache needs root: files/ is a mount in the mount then, and Linux lets fusermount3 into nobody's"
             );
@@ -212,7 +212,7 @@ impl Holder {
             })?
         };
         let holder = Self { ready, state, supervisor: Some(supervisor), _socket: socket };
-        if args.write_cache {
+        if args.folder.write_cache {
             holder.mount_files(threads)?;
         }
         Ok(Some(holder))

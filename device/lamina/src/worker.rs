@@ -497,9 +497,9 @@ fn mount_options(args: &DeviceArgs, threads: usize) -> MountOptions {
         read_ahead_kb: args.read_ahead_kb,
         write_back_with: args.write_back_with,
         full_wait: Duration::from_secs(args.full_wait.into()),
-        files: args.files,
+        files: args.folder.files,
         cache_bytes: args.cache_bytes,
-        write_cache: args.write_cache,
+        write_cache: args.folder.write_cache,
         api: std::path::absolute(args.run_dir.join("api.sock")).ok(),
     }
 }

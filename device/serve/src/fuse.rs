@@ -261,7 +261,7 @@ impl Mount {
         }
         let (pools, path, files) = (Arc::clone(&self.pools), self.path.clone(), self.tree.files().cloned());
         self.spawn("pools".into(), move || pools.watch_until_closed(&path, &exports, files.as_deref()))?;
-        self.tune(&self.minor, options);
+        tune(&self.minor, options);
         Ok(())
     }
 
@@ -290,7 +290,7 @@ impl Mount {
         self.answer("files", &files)?;
         self.of_files = Some(files);
         if let Some(minor) = minor {
-            self.tune(minor, options);
+            tune(minor, options);
         }
         self.bound_pages()
     }
@@ -372,33 +372,6 @@ impl Mount {
     fn spawn(&mut self, name: String, run: impl FnOnce() + Send + 'static) -> Result<(), ServeError> {
         self.threads.push(thread::Builder::new().name(name).spawn(run).map_err(ServeError::Threads)?);
         Ok(())
-    }
-
-    /// Sets the properties of the BDI of a mount.
-    fn tune(&self, minor: &str, options: &MountOptions) {
-        let bdi = format!("/sys/class/bdi/0:{minor}");
-        let wanted = [
-            ("read_ahead_kb", options.read_ahead_kb, "reads of that size"),
-            ("strict_limit", 0, "stores at full speed"),
-            ("max_ratio", 100, "stores at full speed"),
-        ];
-        for (name, value, what) in wanted {
-            let (file, value) = (format!("{bdi}/{name}"), value.to_string());
-            if fs::read_to_string(&file).is_ok_and(|is| is.trim() == value) {
-                continue;
-            }
-            match fs::write(&file, &value) {
-                Ok(()) => {}
-                Err(why) if why.kind() == io::ErrorKind::PermissionDenied => {
-                    tracing::info!(
-                        "{file} stays as it is: {what} need it to be {value}, and that needs root"
-                    );
-                }
-                Err(why) => {
-                    tracing::warn!("{file} stays as it is ({why}): {what} need it to be {value}");
-                }
-            }
-        }
     }
 
     /// The mounted directory.
@@ -502,6 +475,31 @@ impl Drop for Mount {
             // Handlers' panics are caught and counted; a thread that died otherwise was logged by
             // the panic hook.
             let _ = thread.join();
+        }
+    }
+}
+
+/// Sets the properties of the BDI of a mount.
+fn tune(minor: &str, options: &MountOptions) {
+    let bdi = format!("/sys/class/bdi/0:{minor}");
+    let wanted = [
+        ("read_ahead_kb", options.read_ahead_kb, "reads of that size"),
+        ("strict_limit", 0, "stores at full speed"),
+        ("max_ratio", 100, "stores at full speed"),
+    ];
+    for (name, value, what) in wanted {
+        let (file, value) = (format!("{bdi}/{name}"), value.to_string());
+        if fs::read_to_string(&file).is_ok_and(|is| is.trim() == value) {
+            continue;
+        }
+        match fs::write(&file, &value) {
+            Ok(()) => {}
+            Err(why) if why.kind() == io::ErrorKind::PermissionDenied => {
+                tracing::info!("{file} stays as it is: {what} need it to be {value}, and that needs root");
+            }
+            Err(why) => {
+                tracing::warn!("{file} stays as it is ({why}): {what} need it to be {value}");
+            }
         }
     }
 }

@@ -76,16 +76,8 @@ pub(crate) struct DeviceArgs {
     /// lacks.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=3600), value_name = "SECONDS")]
     pub(crate) full_wait: u32,
-    /// Bytes that files/ in the mount may take of the base window: a file system for any files.
-    /// What an --image has of files is shown without this, too.
-    #[arg(long, value_parser = bytes, default_value = "0", value_name = "BYTES")]
-    pub(crate) files: u64,
-    /// Keep what is written to files/ in the page cache until it is synced or closed, or the kernel
-    /// likes: many small writes are far quicker then. A device without room says so at `fsync` or
-    /// `close`, not at each `write`, and what was not synced is lost with the host or the holder,
-    /// not with a worker. Needs root.
-    #[arg(long)]
-    pub(crate) write_cache: bool,
+    #[command(flatten)]
+    pub(crate) folder: FilesArgs,
     /// Bytes of the mount's files that the host's page cache may hold, where they are decoded: when
     /// there are more, those that were filled longest ago are written back and dropped, also from
     /// mappings [default: as many as the host has memory for].
@@ -142,6 +134,21 @@ pub(crate) struct DeviceArgs {
     /// Whether windows whose size is not given get one that suits a PCI BAR.
     #[arg(skip)]
     pub(crate) powers_of_two: bool,
+}
+
+/// The folder files/ of a mount.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct FilesArgs {
+    /// Bytes that files/ in the mount may take of the base window: a file system for any files.
+    /// What an --image has of files is shown without this, too.
+    #[arg(long, value_parser = bytes, default_value = "0", value_name = "BYTES")]
+    pub(crate) files: u64,
+    /// Keep what is written to files/ in the page cache until it is synced or closed, or the kernel
+    /// likes: many small writes are far quicker then. A device without room says so at `fsync` or
+    /// `close`, not at each `write`, and what was not synced is lost with the host or the holder,
+    /// not with a worker. Needs root.
+    #[arg(long)]
+    pub(crate) write_cache: bool,
 }
 
 impl DeviceArgs {
