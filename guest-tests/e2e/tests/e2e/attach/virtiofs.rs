@@ -48,17 +48,21 @@ fn a_guest_opens_models_at_precisions_as_files() {
     script.push_str(
         "touch new 2>/why && fail 'a model is made'\n\
          grep -q 'Read-only' /why || fail \"$(cat /why)\"\n\
-         echo \"base $(stat -c %s /m/base)\"\n",
+         echo \"base $(stat -c %s /m/base)\"\n\
+         head -c 3000001 /dev/urandom >/w && cp /w /m/files/w && sync || fail 'a file is not made'\n\
+         sum=$(sha256sum </w) && [ \"$sum\" = \"$(sha256sum </m/files/w)\" ] || fail 'a file is not the same'\n\
+         echo \"file $(stat -c %s /m/files/w)\"\n",
     );
-    let said = boot(
-        folder.path(),
-        &script,
-        &["--attach", "virtiofs", "--model", model_text, "--run-dir", run, "--capacity", "256M"],
-    );
+    let mut options = vec!["--attach", "virtiofs", "--model", model_text, "--run-dir", run];
+    options.extend(["--capacity", "256M", "--files", "64M"]);
+    // Of root's mount the files are a mount in it.
+    options.extend(rustix::process::geteuid().is_root().then_some("--write-cache"));
+    let said = boot(folder.path(), &script, &options);
     for (view, digest) in wanted {
         assert_eq!(reported(&said, view), digest, "{view}");
     }
     assert_eq!(reported(&said, "base"), (256 << 20).to_string());
+    assert_eq!(reported(&said, "file"), "3000001");
 }
 
 /// What a program of the guest makes of a view's file, which it takes for a checkpoint.
