@@ -94,12 +94,10 @@ impl Weight {
             Self::Norm => return "norm.weight".to_owned(),
             Self::Layer(layer, part) => (layer, part),
             Self::Expert(layer, expert, part) => {
-                let part = if part == Part::W1 {
-                    "w1"
-                } else if part == Part::W2 {
-                    "w2"
-                } else {
-                    "w3"
+                let part = match part {
+                    Part::W1 => "w1",
+                    Part::W2 => "w2",
+                    _ => "w3",
                 };
                 return format!("layers.{layer}.feed_forward.experts.{expert}.{part}.weight");
             }
