@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from . import _lamina
 
-#: How long a request may take, in seconds. A flush of many dirty pages is the slowest.
+#: How long a request may take, in seconds. A flush of many dirty pages is the slowest that has an end.
 TIMEOUT = 60.0
 #: How often, and after how many seconds, a question is asked again while the device's worker is replaced.
 AGAIN = (20, 0.05)
@@ -28,6 +28,7 @@ class Control(Protocol):
     def views(self) -> list[dict[str, Any]]: ...
     def create(self, spec: dict[str, Any]) -> None: ...
     def remove(self, name: str) -> None: ...
+    def detach(self, name: str) -> None: ...
     def create_view(self, tensor: str, spelling: str) -> None: ...
     def remove_view(self, tensor: str, spelling: str) -> None: ...
     def flush(self, offset: int, length: int) -> None: ...
@@ -35,8 +36,8 @@ class Control(Protocol):
 
 
 class _Connection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=TIMEOUT)
+    def __init__(self, path: str, timeout: float | None) -> None:
+        super().__init__("localhost", timeout=timeout)
         self._path = path
 
     def connect(self) -> None:
@@ -51,12 +52,12 @@ class HostControl:
     def __init__(self, api: str) -> None:
         self.api = api
 
-    def ask(self, method: str, path: str, body: Any = None) -> Any:
+    def ask(self, method: str, path: str, body: Any = None, timeout: float | None = TIMEOUT) -> Any:
         """One request. Questions are asked again if the device's worker is replaced meanwhile."""
         left = AGAIN[0] if method == "GET" else 0
         while True:
             try:
-                return self._ask(method, path, body)
+                return self._ask(method, path, body, timeout)
             except (http.client.HTTPException, ConnectionResetError, BrokenPipeError) as why:
                 if left == 0:
                     raise LaminaError(f"the device's answer broke off ({why}); is its process still there?") from why
@@ -65,8 +66,8 @@ class HostControl:
             left -= 1
             time.sleep(AGAIN[1])
 
-    def _ask(self, method: str, path: str, body: Any) -> Any:
-        connection = _Connection(self.api)
+    def _ask(self, method: str, path: str, body: Any, timeout: float | None) -> Any:
+        connection = _Connection(self.api, timeout)
         try:
             data = None if body is None else json.dumps(body)
             connection.request(method, path, data, {"Content-Type": "application/json"})
@@ -93,6 +94,9 @@ class HostControl:
 
     def remove(self, name: str) -> None:
         self.ask("DELETE", "/tensors/" + quote(name))
+
+    def detach(self, name: str) -> None:
+        self.ask("POST", "/detach", {"tensor": name}, timeout=None)  # it takes as long as the tensor is large
 
     def create_view(self, tensor: str, spelling: str) -> None:
         self.ask("POST", "/views", {"tensor": tensor, "spelling": spelling})
@@ -148,6 +152,9 @@ class GuestControl:
 
     def remove(self, name: str) -> None:
         self._request("remove_tensor", name=name)
+
+    def detach(self, name: str) -> None:
+        self._request("detach_tensor", name=name)
 
     def create_view(self, tensor: str, spelling: str) -> None:
         self._request("view", tensor=tensor, spelling=spelling)

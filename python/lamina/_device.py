@@ -173,11 +173,13 @@ class Device(Mapping[str, Tensor]):
         format: str | None = None,
         kv: tuple[int, int] | None = None,
         codec: str | None = None,
+        base: str | None = None,
     ) -> Tensor:
         """Makes a tensor of zeros. Nothing is stored for it before something is stored to it.
 
         ``kv`` says that it is a KV cache: channels of a token's row, and tokens of a window. ``format`` is for what has
-        no dtype.
+        no dtype. What is like the tensor ``base`` is stored as differences to it, which then stays until
+        :meth:`detach`.
         """
         if (dtype is None) == (format is None):
             raise TypeError("say either dtype or format")
@@ -197,6 +199,8 @@ class Device(Mapping[str, Tensor]):
             spec["layout"] = {"kind": "kv", "channels": kv[0], "window": kv[1]}
         if codec is not None:
             spec["codec"] = codec
+        if base is not None:
+            spec["base"] = base
         self._control.create(spec)
         return self[name]
 
@@ -211,6 +215,13 @@ class Device(Mapping[str, Tensor]):
     def remove(self, name: str) -> None:
         """Removes a tensor and its views. Arrays of them are of no use afterwards."""
         self._control.remove(name)
+
+    def detach(self, name: str) -> None:
+        """Stores a tensor that has a base by itself. It holds what it held, and the base may be removed then.
+
+        One that has none stays as it is. A large one takes a while, in which loads and stores go on.
+        """
+        self._control.detach(name)
 
     def flush(self) -> None:
         """Brings everything that was stored to the views."""

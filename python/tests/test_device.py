@@ -72,6 +72,30 @@ def test_tensors_come_and_go(device):
         device["t0"]
 
 
+def test_a_derived_tensor_is_detached(device):
+    values = weights(1 << 16)
+    near = values.copy()
+    near.view(np.uint16)[::1000] ^= 1
+    device.store("base", values)
+    device.create("near", values.shape, BF16, base="base").store(near)
+    device.store("alone", near)
+
+    def stored():
+        return {tensor["name"]: tensor["stored_bytes"] for tensor in device.stats()["tensors"]}
+
+    before = stored()
+    assert before["near"] < before["alone"] / 4
+    with pytest.raises(lamina.LaminaError, match="near"):
+        device.remove("base")
+    device.detach("near")
+    assert stored()["near"] == before["alone"]
+    device.remove("base")
+    assert (device["near"].array("full").view(np.uint16) == near.view(np.uint16)).all()
+    device.detach("alone")  # it has none, and stays as it is
+    with pytest.raises(lamina.LaminaError, match="nothing"):
+        device.detach("nothing")
+
+
 def test_a_model_is_tensors(program, tmp_path):
     path = tmp_path / "model.safetensors"
     values = weights(4096)

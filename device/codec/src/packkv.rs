@@ -352,7 +352,8 @@ impl<'b> PackedSide<'b> {
     ) -> Result<(Self, usize), PackKvError> {
         let tokens =
             tokens.as_chunks::<4>().0.iter().map(|bytes| Token::stored(*bytes)).collect::<Result<_, _>>()?;
-        let mut side = Self { packs: &[], channels, bits, tokens, pack, order, heads: Vec::new() };
+        let mut side =
+            Self { packs: &[], channels, bits, tokens, pack, order, heads: product::Heads::default() };
         if bits == 0 {
             return Ok((side, at));
         }
@@ -364,7 +365,10 @@ impl<'b> PackedSide<'b> {
         let bytes = block.get(at..end).ok_or(too_short(end))?;
         check_padding(bytes, heads)?;
         let mut payload = heads.next_multiple_of(8);
-        side.heads.reserve_exact(packs);
+        let product::Heads { least: leasts, length: lengths, at: places } = &mut side.heads;
+        leasts.reserve_exact(packs);
+        lengths.reserve_exact(packs);
+        places.reserve_exact(packs);
         for index in 0..packs {
             let head = bits::word(bytes, index * head_bits as usize);
             let (least, length) = (head & ((1 << bits) - 1), head >> bits & ((1 << length_bits(bits)) - 1));
@@ -372,11 +376,9 @@ impl<'b> PackedSide<'b> {
                 let bound = "at most the bits of its side";
                 return Err(PackKvError::Field { field: "length of a pack", value: length, bound });
             }
-            side.heads.push(product::Head {
-                least: u8::try_from(least).expect("at most 7 bits"),
-                length: u8::try_from(length).expect("at most 7"),
-                at: payload,
-            });
+            leasts.push(u8::try_from(least).expect("at most 7 bits"));
+            lengths.push(u8::try_from(length).expect("at most 7"));
+            places.push(payload);
             payload = payload.saturating_add(pack.tokens() * usize::try_from(length).expect("at most 7"));
         }
         let end = at.saturating_add(payload.div_ceil(8));

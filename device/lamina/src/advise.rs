@@ -5,9 +5,10 @@ mod candidates;
 mod choose;
 mod map;
 mod measure;
+mod routing;
 mod subject;
 
-use std::{fs, ops::RangeInclusive};
+use std::{fs, ops::RangeInclusive, path::Path};
 
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::BinaryBytes;
@@ -26,6 +27,7 @@ use self::{
     candidates::{Candidate, How, best, candidates},
     choose::{Ladder, Step, spent},
     measure::{Answers, perplexity},
+    routing::{Usage, write_routes},
     subject::{Part, Subject},
 };
 
@@ -54,6 +56,9 @@ struct Advice {
     /// Uniform precision that keeps the budget, the finest of them.
     uniform: Option<String>,
     parts: Vec<Advised>,
+    /// Experts, layer by layer, with the bits that they got.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    experts: Vec<Usage>,
 }
 
 /// A map, and how far it moves the model's answers to the text that it was chosen by.
@@ -80,6 +85,9 @@ struct Advised {
     #[serde(skip_serializing_if = "Option::is_none")]
     rows: Option<[usize; 2]>,
     weights: u64,
+    /// Of an expert: tokens of the text that was chosen by that used it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    routed: Option<usize>,
     precision: String,
     /// The divergence at each of the views, in their order, in nats a token.
     divergence: Vec<f64>,
@@ -97,11 +105,15 @@ pub(crate) fn advise(args: &Advise) -> Result<()> {
     let views = args.views.iter().map(|view| masking(view)).collect::<Result<Vec<_>>>()?;
     ensure!(!views.is_empty(), "--views names no view");
     // Minutes of work are not for a map that cannot be written, or that would be the model.
-    let same = |one, other| {
+    let same = |one: &Path, other: &Path| {
         fs::canonicalize(one).ok().is_some_and(|one| fs::canonicalize(other).is_ok_and(|it| it == one))
     };
+    let outputs = [("--out", Some(&args.out)), ("--routes", args.routes.as_ref())];
     for input in [Some(&args.model), Some(&args.text), args.tokenizer.as_ref()].into_iter().flatten() {
-        ensure!(!same(input, &args.out), "--out {} would write over what is read", args.out.display());
+        for (option, output) in outputs {
+            let over = output.filter(|output| same(input, output));
+            ensure!(over.is_none(), "{option} {} would write over what is read", input.display());
+        }
     }
     let out =
         map::File::new(&args.out).with_context(|| format!("cannot write the map {}", args.out.display()))?;
@@ -125,6 +137,10 @@ pub(crate) fn advise(args: &Advise) -> Result<()> {
         "{}: what it says of the text overflows in full precision; there is nothing to compare with",
         args.model.display()
     );
+    if let Some(path) = &args.routes {
+        ensure!(subject.config.experts.is_some(), "--routes: {} has no experts", args.model.display());
+        write_routes(path, &full.routes).with_context(|| format!("cannot write {}", path.display()))?;
+    }
     let ladders = ladders(&subject, &full, &parts, &views, chosen_by);
     let moved = |steps: &[Step]| {
         let at = parts.iter().zip(steps).filter_map(|(part, step)| Some((part, views.get(step.precision)?)));
@@ -172,10 +188,13 @@ pub(crate) fn advise(args: &Advise) -> Result<()> {
     let uniform =
         args.views.iter().zip(&views).filter(|(_, view)| f64::from(view.mask().count()) <= args.budget);
     let uniform = uniform.max_by_key(|(_, view)| view.mask().count()).map(|(name, _)| name.clone());
+    let bits = parts.iter().zip(chosen).map(|(part, step)| (part.weight, subject.weights(part), step.bits));
+    let experts = Usage::of(&full, bits);
     let parts = parts.iter().zip(&ladders).zip(chosen).map(|((part, ladder), step)| Advised {
         tensor: subject.name(part).to_owned(),
         rows: (!part.whole).then_some([part.rows.start, part.rows.end]),
         weights: ladder.weights,
+        routed: part.weight.expert().map(|expert| full.routed(expert)),
         precision: name_of(step).to_owned(),
         divergence: ladder.steps[..views.len()].iter().map(|step| step.divergence).collect(),
     });
@@ -193,6 +212,7 @@ pub(crate) fn advise(args: &Advise) -> Result<()> {
         precisions,
         uniform,
         parts: parts.collect(),
+        experts,
     };
     if args.json {
         return Ok(out::text(format!("{}\n", serde_json::to_string_pretty(&advice)?).as_bytes())?);
@@ -300,6 +320,14 @@ fn print(advice: &Advice, args: &Advise) -> Result<()> {
         advice.parts.len()
     )?;
     print_line!("{table}")?;
+    if !advice.experts.is_empty() {
+        let mut table = new_table(&["layer", "expert", "tokens", "bits a weight"], 0);
+        for Usage { layer, expert, routed, bits } in &advice.experts {
+            table.add_row([layer.to_string(), expert.to_string(), routed.to_string(), format!("{bits:.2}")]);
+        }
+        print_line!("\nExperts, and how many of the {} tokens used them:", advice.text_tokens)?;
+        print_line!("{table}")?;
+    }
     print_line!("the map is in {}: lamina mount MODEL --map NAME={} DIR", advice.map, advice.map)?;
     Ok(())
 }

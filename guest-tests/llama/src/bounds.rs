@@ -84,6 +84,7 @@ mod tests {
             seq_len: 1,
             rope_theta: 10_000.0,
             norm_eps: 1e-5,
+            experts: None,
         }
     }
 

@@ -6,6 +6,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::experts::Experts;
+
 /// The largest number a shape may have.
 pub const MOST: usize = 1 << 20;
 /// The base of the rotary embedding's angles where the shape does not say.
@@ -36,6 +38,9 @@ pub struct Config {
     /// What is added to a mean square before its root is taken.
     #[serde(default = "norm_eps")]
     pub norm_eps: f32,
+    /// The experts of each feed-forward block; none where it is one block for all tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<Experts>,
 }
 
 fn rope_theta() -> f32 {
@@ -68,6 +73,14 @@ pub enum ConfigError {
         /// Its value.
         value: f32,
     },
+    /// More experts a token than there are.
+    #[error("a token uses {used} experts of {count}")]
+    Experts {
+        /// Experts that a token uses.
+        used: usize,
+        /// Experts of a layer.
+        count: usize,
+    },
     /// A number that another should divide.
     #[error("the model's {field} of {value} is no multiple of {of}, {divisor}")]
     Multiple {
@@ -94,7 +107,8 @@ impl Config {
     /// This shape, if its numbers fit together.
     ///
     /// # Errors
-    /// [`ConfigError::Bound`], [`ConfigError::Multiple`].
+    /// [`ConfigError::Bound`], [`ConfigError::Experts`], [`ConfigError::Number`],
+    /// [`ConfigError::Multiple`].
     pub fn checked(self) -> Result<Self, ConfigError> {
         let fields = [
             ("dim", self.dim),
@@ -105,8 +119,17 @@ impl Config {
             ("vocab_size", self.vocab_size),
             ("seq_len", self.seq_len),
         ];
-        if let Some(&(field, value)) = fields.iter().find(|(_, value)| !(1..=MOST).contains(value)) {
+        let of_experts = self.experts.map(|Experts { count, used }| {
+            // All of them are listed, of all layers.
+            let all = count.saturating_mul(self.n_layers);
+            [("experts.count", count), ("experts.used", used), ("experts of all layers", all)]
+        });
+        let mut fields = fields.into_iter().chain(of_experts.into_iter().flatten());
+        if let Some((field, value)) = fields.find(|(_, value)| !(1..=MOST).contains(value)) {
             return Err(ConfigError::Bound { field, value });
+        }
+        if let Some(Experts { used, count }) = self.experts.filter(|experts| experts.used > experts.count) {
+            return Err(ConfigError::Experts { used, count });
         }
         for (field, value) in [("rope_theta", self.rope_theta), ("norm_eps", self.norm_eps)] {
             if !(value.is_finite() && value > 0.0) {
@@ -170,6 +193,9 @@ mod tests {
             (",\"seq_len\":512", "", "missing field `seq_len`"),
             ("}", ",\"norm_eps\":0.0}", "norm_eps is 0; it is a number above 0"),
             ("}", ",\"rope_theta\":-1.0}", "rope_theta is -1"),
+            ("}", ",\"experts\":{\"count\":4,\"used\":5}}", "a token uses 5 experts of 4"),
+            ("}", ",\"experts\":{\"count\":0,\"used\":0}}", "experts.count is 0"),
+            ("}", ",\"experts\":{\"count\":209716,\"used\":1}}", "experts of all layers is 1048580"),
         ] {
             let text = GOOD.replace(from, to);
             assert_ne!(text, GOOD);

@@ -8,6 +8,7 @@ use std::{slice, thread};
 use crate::{
     cache::{History, KvCache},
     config::Config,
+    experts::{Experts, Route, chosen},
     math::{dot, number, products, rms_norm, rotate, rotation, softmax, swiglu},
     weights::{Part, Weight, Weights},
 };
@@ -26,6 +27,7 @@ pub struct Decoder {
     history: History,
     scores: Vec<f32>,
     logits: Vec<f32>,
+    routes: Vec<Route>,
 }
 
 impl Decoder {
@@ -39,6 +41,7 @@ impl Decoder {
             history: History::default(),
             scores: Vec::new(),
             logits: Vec::new(),
+            routes: Vec::new(),
         }
     }
 
@@ -56,6 +59,12 @@ impl Decoder {
     /// Tokens taken so far.
     pub fn position(&self) -> usize {
         self.position
+    }
+
+    /// Which experts the tokens that were taken last used: layer by layer, expert by expert, token by
+    /// token. None where there are no experts.
+    pub fn routes(&self) -> &[Route] {
+        &self.routes
     }
 
     /// Takes the next token of the sequence, at most `vocab_size - 1`, and gives a logit for each
@@ -81,7 +90,8 @@ impl Decoder {
         W: Weights,
         C: KvCache<Error = W::Error>,
     {
-        let Config { dim, hidden_dim, n_layers, norm_eps, .. } = self.config;
+        let config = self.config;
+        let Config { dim, hidden_dim, n_layers, norm_eps, .. } = config;
         let (kv_dim, size, count) = (self.config.kv_dim(), self.config.head_size(), tokens.len());
         let positions = self.position..self.position + count;
         let rotations: Vec<_> =
@@ -99,8 +109,15 @@ impl Decoder {
             Ok(normed)
         };
         let threads = self.threads;
-        let matrix =
-            |matrix: Weight, x: &[f32], rows: usize| multiply(weights, matrix, x, rows, count, threads);
+        let matrix = |matrix: Weight, x: &[f32], rows: usize| {
+            multiply(weights, matrix, x, rows, x.len() / matrix.shape(&config).1, threads)
+        };
+        let feed_forward = |part: &dyn Fn(Part) -> Weight, x: &[f32]| -> Result<Vec<f32>, W::Error> {
+            let mut gate = matrix(part(Part::W1), x, hidden_dim)?;
+            swiglu(&mut gate, &matrix(part(Part::W3), x, hidden_dim)?);
+            matrix(part(Part::W2), &gate, dim)
+        };
+        self.routes.clear();
         for layer in 0..n_layers {
             let part = |part| Weight::Layer(layer, part);
             let normed = norm(part(Part::AttentionNorm), &x)?;
@@ -120,9 +137,31 @@ impl Decoder {
             add(&mut x, &matrix(part(Part::Wo), &attended, dim)?);
 
             let normed = norm(part(Part::FfnNorm), &x)?;
-            let mut gate = matrix(part(Part::W1), &normed, hidden_dim)?;
-            swiglu(&mut gate, &matrix(part(Part::W3), &normed, hidden_dim)?);
-            add(&mut x, &matrix(part(Part::W2), &gate, dim)?);
+            let Some(experts) = config.experts else {
+                add(&mut x, &feed_forward(&part, &normed)?);
+                continue;
+            };
+            let logits = matrix(part(Part::Router), &normed, experts.count)?;
+            let mut mixed = vec![0.0; count * dim];
+            for (expert, tokens) in by_expert(&logits, experts).into_iter().enumerate() {
+                let own: Vec<f32> = tokens
+                    .iter()
+                    .flat_map(|(index, _)| &normed[index * dim..(index + 1) * dim])
+                    .copied()
+                    .collect();
+                if own.is_empty() {
+                    continue;
+                }
+                let given = feed_forward(&|part| Weight::Expert(layer, expert, part), &own)?;
+                for ((index, share), given) in tokens.iter().zip(given.chunks_exact(dim)) {
+                    for (mixed, given) in mixed[index * dim..].iter_mut().zip(given) {
+                        *mixed += share * given;
+                    }
+                    let position = self.position + index;
+                    self.routes.push(Route { layer, position, expert, share: *share });
+                }
+            }
+            add(&mut x, &mixed);
         }
         for _ in tokens {
             cache.end_token()?;
@@ -153,6 +192,18 @@ impl Decoder {
             }
         }
     }
+}
+
+/// For each expert the tokens that use it, each with the expert's share, of the logits of all
+/// tokens.
+fn by_expert(logits: &[f32], experts: Experts) -> Vec<Vec<(usize, f32)>> {
+    let mut tokens = vec![Vec::new(); experts.count];
+    for (index, logits) in logits.chunks_exact(experts.count).enumerate() {
+        for (expert, share) in chosen(logits, experts.used) {
+            tokens[expert].push((index, share));
+        }
+    }
+    tokens
 }
 
 /// `matrix`, of so many rows, times each of the `count` columns in `x`: columns one after the

@@ -18,6 +18,7 @@
 //! | [`config`], [`weights`], [`element`] | a model's shape, its tensors, and their elements in any view |
 //! | [`gguf`] | a model in a GGUF file, as tensors of bf16 |
 //! | [`tokenizer`], [`sampler`] | text to tokens and back, and the choice of the next one |
+//! | [`experts`], [`mixture`] | feed-forward blocks of experts; such a model, made of one that has none |
 //! | [`forward`], [`run`] | one token through the model; texts written and texts judged |
 //! | [`cache`], [`paged`], [`policy`], [`bounds`] | the KV cache: in ordinary memory, or in pages that are read as a policy says |
 
@@ -25,9 +26,11 @@ pub mod bounds;
 pub mod cache;
 pub mod config;
 pub mod element;
+pub mod experts;
 pub mod forward;
 pub mod gguf;
 mod math;
+pub mod mixture;
 pub mod paged;
 pub mod policy;
 pub mod run;
@@ -38,6 +41,7 @@ pub mod weights;
 pub use cache::{History, KvCache, PlainCache};
 pub use config::{Config, ConfigError};
 pub use element::{Element, UnreadableView};
+pub use experts::{Experts, Route};
 pub use forward::Decoder;
 pub use paged::{Cached, KvMemory, Moved, PagedCache, Slot, Source};
 pub use policy::{Policy, PolicyError};

@@ -28,21 +28,15 @@ pub enum Part {
     W2,
     /// Its input.
     W3,
+    /// Which experts a token uses: a row for each.
+    Router,
 }
 
 impl Part {
-    /// All of them, in the order a step reads them.
-    pub const ALL: [Self; 9] = [
-        Self::AttentionNorm,
-        Self::Wq,
-        Self::Wk,
-        Self::Wv,
-        Self::Wo,
-        Self::FfnNorm,
-        Self::W1,
-        Self::W3,
-        Self::W2,
-    ];
+    /// Those of every layer, in the order a step reads them.
+    const SHARED: [Self; 6] = [Self::AttentionNorm, Self::Wq, Self::Wk, Self::Wv, Self::Wo, Self::FfnNorm];
+    /// Those of a feed-forward block, and of an expert.
+    pub const FEED_FORWARD: [Self; 3] = [Self::W1, Self::W3, Self::W2];
 }
 
 /// One tensor of a model. The embedding is the classifier too.
@@ -52,6 +46,8 @@ pub enum Weight {
     Embedding,
     /// A tensor of a layer.
     Layer(usize, Part),
+    /// A tensor of an expert of a layer: layer, expert, which of [`Part::FEED_FORWARD`].
+    Expert(usize, usize, Part),
     /// The gain before the classifier.
     Norm,
 }
@@ -59,19 +55,35 @@ pub enum Weight {
 impl Weight {
     /// The tensors of a model, at the places that [`Self::index`] gives.
     pub fn all(config: &Config) -> Vec<Self> {
-        let layers = (0..config.n_layers).flat_map(|layer| Part::ALL.map(|part| Self::Layer(layer, part)));
-        [Self::Embedding, Self::Norm].into_iter().chain(layers).collect()
+        let mut all = vec![Self::Embedding, Self::Norm];
+        for layer in 0..config.n_layers {
+            all.extend(Part::SHARED.map(|part| Self::Layer(layer, part)));
+            let Some(experts) = config.experts else {
+                all.extend(Part::FEED_FORWARD.map(|part| Self::Layer(layer, part)));
+                continue;
+            };
+            all.push(Self::Layer(layer, Part::Router));
+            for expert in 0..experts.count {
+                all.extend(Part::FEED_FORWARD.map(|part| Self::Expert(layer, expert, part)));
+            }
+        }
+        all
     }
 
     /// The tensor's place in [`Self::all`].
-    pub fn index(self) -> usize {
+    pub fn index(self, config: &Config) -> usize {
+        let (shared, own) = (Part::SHARED.len(), Part::FEED_FORWARD.len());
+        let each = shared + config.experts.map_or(own, |experts| 1 + own * experts.count);
+        let place = |part| Part::FEED_FORWARD.iter().position(|other| *other == part).unwrap_or(0);
         match self {
             Self::Embedding => 0,
             Self::Norm => 1,
             Self::Layer(layer, part) => {
-                let place = Part::ALL.iter().position(|other| *other == part).expect("every part is listed");
-                2 + layer * Part::ALL.len() + place
+                let of_shared = Part::SHARED.iter().position(|other| *other == part);
+                // The router lies where a block without experts begins.
+                2 + layer * each + of_shared.unwrap_or_else(|| shared + place(part))
             }
+            Self::Expert(layer, expert, part) => 2 + layer * each + shared + 1 + own * expert + place(part),
         }
     }
 
@@ -81,6 +93,14 @@ impl Weight {
             Self::Embedding => return "tok_embeddings.weight".to_owned(),
             Self::Norm => return "norm.weight".to_owned(),
             Self::Layer(layer, part) => (layer, part),
+            Self::Expert(layer, expert, part) => {
+                let part = match part {
+                    Part::W1 => "w1",
+                    Part::W2 => "w2",
+                    _ => "w3",
+                };
+                return format!("layers.{layer}.feed_forward.experts.{expert}.{part}.weight");
+            }
         };
         let part = match part {
             Part::AttentionNorm => "attention_norm",
@@ -92,6 +112,7 @@ impl Weight {
             Part::W1 => "feed_forward.w1",
             Part::W2 => "feed_forward.w2",
             Part::W3 => "feed_forward.w3",
+            Part::Router => "feed_forward.gate",
         };
         format!("layers.{layer}.{part}.weight")
     }
@@ -99,6 +120,19 @@ impl Weight {
     /// Whether its rows are those of heads, one head's behind the other's.
     pub fn has_heads(self) -> bool {
         matches!(self, Self::Layer(_, Part::Wq | Part::Wk | Part::Wv))
+    }
+
+    /// Whether it is a gain, which has one row.
+    pub fn is_gain(self) -> bool {
+        matches!(self, Self::Norm | Self::Layer(_, Part::AttentionNorm | Part::FfnNorm))
+    }
+
+    /// The expert whose tensor it is, with its layer.
+    pub fn expert(self) -> Option<(usize, usize)> {
+        match self {
+            Self::Expert(layer, expert, _) => Some((layer, expert)),
+            _ => None,
+        }
     }
 
     /// Rows and columns; a gain is one row.
@@ -109,8 +143,9 @@ impl Weight {
             Self::Norm | Self::Layer(_, Part::AttentionNorm | Part::FfnNorm) => (1, dim),
             Self::Layer(_, Part::Wq | Part::Wo) => (dim, dim),
             Self::Layer(_, Part::Wk | Part::Wv) => (config.kv_dim(), dim),
-            Self::Layer(_, Part::W1 | Part::W3) => (hidden_dim, dim),
-            Self::Layer(_, Part::W2) => (dim, hidden_dim),
+            Self::Layer(_, Part::W2) | Self::Expert(_, _, Part::W2) => (dim, hidden_dim),
+            Self::Layer(_, Part::Router) => (config.experts.map_or(0, |experts| experts.count), dim),
+            Self::Layer(_, Part::W1 | Part::W3) | Self::Expert(..) => (hidden_dim, dim),
         }
     }
 }
@@ -142,15 +177,16 @@ pub trait Memory: Sync {
 /// Weights that are bytes in memory, seen through one view.
 #[derive(Debug)]
 pub struct Viewed<M> {
+    config: Config,
     memory: M,
     element: Element,
     loaded: AtomicU64,
 }
 
 impl<M> Viewed<M> {
-    /// Weights whose bytes `memory` holds in the view that `element` reads.
-    pub fn new(memory: M, element: Element) -> Self {
-        Self { memory, element, loaded: AtomicU64::new(0) }
+    /// Weights of a model of this shape, whose bytes `memory` holds in the view that `element` reads.
+    pub fn new(config: Config, memory: M, element: Element) -> Self {
+        Self { config, memory, element, loaded: AtomicU64::new(0) }
     }
 
     /// Bytes loaded so far.
@@ -165,7 +201,7 @@ impl<M: Memory> Weights for Viewed<M> {
     fn read(&self, weight: Weight, first: usize, out: &mut [f32]) -> Result<(), M::Error> {
         let (offset, length) = self.element.extent(first, out.len());
         let mut bytes = vec![0; length];
-        self.memory.load(weight.index(), offset, &mut bytes)?;
+        self.memory.load(weight.index(&self.config), offset, &mut bytes)?;
         self.loaded.fetch_add(length as u64, Ordering::Relaxed);
         self.element.read(&bytes, first, out);
         Ok(())
@@ -175,6 +211,7 @@ impl<M: Memory> Weights for Viewed<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experts::Experts;
 
     #[test]
     fn every_tensor_has_its_place_and_its_own_name() {
@@ -188,13 +225,22 @@ mod tests {
             seq_len: 9,
             rope_theta: 10_000.0,
             norm_eps: 1e-5,
+            experts: None,
         };
-        let all = Weight::all(&config);
-        assert_eq!(all.len(), 2 + 3 * 9);
-        for (place, weight) in all.iter().enumerate() {
-            assert_eq!(weight.index(), place);
-            assert_eq!(all.iter().filter(|other| other.name() == weight.name()).count(), 1);
+        let of_experts = Config { experts: Some(Experts { count: 4, used: 2 }), ..config };
+        for (config, count) in [(config, 2 + 3 * 9), (of_experts, 2 + 3 * (6 + 1 + 4 * 3))] {
+            let all = Weight::all(&config);
+            assert_eq!(all.len(), count);
+            for (place, weight) in all.iter().enumerate() {
+                assert_eq!(weight.index(&config), place);
+                assert_eq!(all.iter().filter(|other| other.name() == weight.name()).count(), 1);
+                assert_eq!(weight.is_gain(), weight.name().contains("norm"));
+            }
         }
+        let last = Weight::Expert(2, 3, Part::W2);
+        assert_eq!(last.name(), "layers.2.feed_forward.experts.3.w2.weight");
+        assert_eq!((last.shape(&of_experts), last.expert()), ((8, 6), Some((2, 3))));
+        assert_eq!(Weight::Layer(0, Part::Router).shape(&of_experts), (4, 8));
         assert_eq!(Weight::Layer(2, Part::Wk).shape(&config), (4, 8));
         assert_eq!(Weight::Layer(0, Part::W2).shape(&config), (8, 6));
     }

@@ -14,6 +14,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod kernel;
+#[cfg(target_arch = "x86_64")]
+mod vbmi;
 
 use std::ops::Range;
 
@@ -40,12 +42,22 @@ const MASKS: [u64; 8] = {
 /// The bytes of a pack of four.
 const FOUR: u64 = 0xffff_ffff;
 
-/// A pack's least value, the bits of what is above it, and where these begin.
-pub(super) struct Head {
-    pub(super) least: u8,
-    pub(super) length: u8,
-    /// Bits from the first of the side's packs on.
-    pub(super) at: usize,
+/// Of packs, round by round, each number by itself, so that those of packs that follow each other
+/// are loaded at once.
+#[derive(Default)]
+pub(super) struct Heads {
+    /// Least values.
+    pub(super) least: Vec<u8>,
+    /// Bits of what is above these, at most 7.
+    pub(super) length: Vec<u8>,
+    /// Where packs begin: bits from the first of the side's packs on.
+    pub(super) at: Vec<usize>,
+}
+
+impl Heads {
+    pub(super) fn is_empty(&self) -> bool {
+        self.at.is_empty()
+    }
 }
 
 /// One side of a block as it is stored. All of it was checked.
@@ -57,15 +69,15 @@ pub struct PackedSide<'b> {
     pub(super) tokens: Vec<Token>,
     pub(super) pack: PackTokens,
     pub(super) order: Order,
-    /// Of each pack, round by round; none if there are no bits.
-    pub(super) heads: Vec<Head>,
+    /// None if there are no bits.
+    pub(super) heads: Heads,
 }
 
 impl PackedSide<'_> {
     /// That no value needs more bits than its side has.
     pub(super) fn check_values(&self) -> Result<(), PackKvError> {
         let most = (1_u8 << self.bits) - 1;
-        if self.heads.is_empty() || Kernel::best().fit(self, most) {
+        if self.heads.is_empty() || Kernel::best().fit(self, 0..self.channels, most) {
             return Ok(());
         }
         let bound = "what the bits of its side hold";
@@ -86,8 +98,10 @@ impl PackedSide<'_> {
         spread: impl Fn(u64, u64) -> u64 + Copy,
     ) -> u64 {
         let some = |round: usize, first: usize, bytes: u64| {
-            let Head { least, length, at } = self.heads[round * self.channels + channel];
-            let word = bits::word(self.packs, at + first * usize::from(length));
+            let Heads { least, length, at } = &self.heads;
+            let index = round * self.channels + channel;
+            let (least, length) = (least[index], length[index]);
+            let word = bits::word(self.packs, at[index] + first * usize::from(length));
             // Both are at most 7 bits, so no byte carries.
             spread(word, MASKS[usize::from(length & 7)] & bytes) + u64::from(least) * (ONES & bytes)
         };
@@ -112,7 +126,7 @@ impl PackedSide<'_> {
     pub(super) fn unpack_by(&self, kernel: Kernel) -> Quantized {
         let mut values = vec![0; TOKENS * self.channels];
         if !self.heads.is_empty() {
-            kernel.unpack(self, &mut values);
+            kernel.unpack(self, 0..self.channels, &mut values);
         }
         Quantized { channels: self.channels, tokens: self.tokens.clone(), values }
     }
@@ -178,15 +192,20 @@ impl PackedSide<'_> {
     }
 }
 
-/// Whether no level of a side is above `most`, at most 127.
+/// Whether no level of these channels is above `most`, at most 127.
 #[expect(clippy::inline_always, reason = "as above")]
 #[inline(always)]
-fn fit<const PACK: usize>(side: &PackedSide<'_>, most: u8, spread: impl Fn(u64, u64) -> u64 + Copy) -> bool {
+fn fit<const PACK: usize>(
+    side: &PackedSide<'_>,
+    channels: Range<usize>,
+    most: u8,
+    spread: impl Fn(u64, u64) -> u64 + Copy,
+) -> bool {
     // What is above `most` then has the highest bit of its byte.
     let add = ONES * u64::from(127 - most);
     let mut above = 0;
     for octet in 0..OCTETS {
-        for channel in 0..side.channels {
+        for channel in channels.clone() {
             let levels = side.octet::<PACK>(channel, octet, spread);
             above |= levels | ((levels & !HIGHEST) + add);
         }
@@ -194,17 +213,18 @@ fn fit<const PACK: usize>(side: &PackedSide<'_>, most: u8, spread: impl Fn(u64, 
     above & HIGHEST == 0
 }
 
-/// Puts the levels of a side to their tokens' rows in `values`.
+/// Puts the levels of these channels to their tokens' rows in `values`, which have all channels.
 #[expect(clippy::inline_always, reason = "as above")]
 #[inline(always)]
 fn unpack<const PACK: usize>(
     side: &PackedSide<'_>,
+    channels: Range<usize>,
     values: &mut [u8],
     spread: impl Fn(u64, u64) -> u64 + Copy,
 ) {
     for octet in 0..OCTETS {
         let tokens = &side.order.places()[octet * 8..][..8];
-        for channel in 0..side.channels {
+        for channel in channels.clone() {
             let levels = side.octet::<PACK>(channel, octet, spread).to_le_bytes();
             for (token, level) in tokens.iter().zip(levels) {
                 values[usize::from(*token) * side.channels + channel] = level;

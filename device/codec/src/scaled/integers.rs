@@ -70,6 +70,15 @@ impl Integers {
         Some([elements, scales.checked_mul(width)?, scales / 2, self.inputs.checked_mul(4)?])
     }
 
+    /// Bytes that [`Self::to_bf16`] works in for so many rows, with its result; none if these pass the
+    /// address space. Of groups it is as many as there are, however few inputs these have.
+    pub fn work(&self, rows: usize) -> Option<usize> {
+        let factors = self.groups.checked_mul(rows)?.checked_mul(size_of::<(f32, f32)>())?;
+        let groups = self.inputs.checked_mul(size_of::<Option<usize>>())?;
+        let values = self.inputs.checked_mul(rows)?.checked_mul(2)?;
+        factors.checked_add(groups)?.checked_add(values)
+    }
+
     /// Puts rows of the matrix together, each `inputs` of bf16.
     ///
     /// # Panics
@@ -200,6 +209,7 @@ mod tests {
             let parts = Parts { elements: &elements, scales: &scales, zeros: &zeros, groups: groups_of };
             let rows = from.min(to).min(outputs)..from.max(to).min(outputs);
             let mut out = vec![0xa5; 2 * rows.len() * inputs];
+            prop_assert!(integers.work(rows.len()).is_some_and(|work| work >= out.len() + 8 * groups * rows.len()));
             integers.to_bf16(&parts, rows.clone(), &mut out);
 
             let order = if is_awq { [0, 2, 4, 6, 1, 3, 5, 7] } else { [0, 1, 2, 3, 4, 5, 6, 7] };

@@ -1,16 +1,19 @@
-//! A block-scaled tensor put together, at bf16: what a file shows of it in place of its parts.
+//! A block-scaled tensor put together, at bf16 or fp8: what a file shows of it in place of its parts.
 //!
 //! Bytes are computed when they are read. In the order of the elements that takes the elements and
-//! scales under them. Of experts whose last two dimensions are exchanged a row of the result has an
+//! scales under them. At fp8 the bf16 of each element is converted, as the view of a bf16 tensor
+//! converts it. Of experts whose last two dimensions are exchanged a row of the result has an
 //! element of every row of an expert: so one expert's elements are read whole, as they are stored,
 //! and those read last are held for those who read on.
 
+mod converted;
 mod integers;
 mod matrices;
 
 use std::ops::Range;
 use std::sync::Arc;
 
+pub(super) use self::converted::Converted;
 pub(super) use self::integers::ExpandedIntegers;
 pub use self::matrices::Matrices;
 use self::matrices::Matrix;
@@ -28,9 +31,14 @@ const AT_ONCE: u64 = 256;
 /// Bytes of an element of the result.
 const WIDTH: u64 = 2;
 
-/// Whether a view shows block-scaled tensors put together.
-pub(super) fn expands(kind: Kind) -> bool {
-    matches!(kind, Kind::Converted { target: Format::Bf16, .. })
+/// Whether a view shows block-scaled tensors of a scheme put together. Elements of MXFP8 are fp8
+/// already, and at fp8 they stay beside their scales.
+pub(super) fn expands(kind: Kind, scheme: Scheme) -> bool {
+    match kind {
+        Kind::Converted { target: Format::Bf16, .. } => true,
+        Kind::Converted { target: Format::Fp8E4m3fn | Format::Fp8E5m2, .. } => scheme != Scheme::Mxfp8,
+        _ => false,
+    }
 }
 
 /// A tensor of several parts that a file shows as one.

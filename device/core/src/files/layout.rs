@@ -6,7 +6,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::expand::{self, Expanded, ExpandedIntegers, Matrices, Together};
+use super::expand::{self, Converted, Expanded, ExpandedIntegers, Matrices, Together};
 use super::manifest::{Content, FileEntry, Literals, Model};
 use super::woven::Woven;
 use super::{FilesError, Precision, config};
@@ -15,7 +15,7 @@ use crate::model::ReadAt;
 use crate::model::checkpoint::{self, Checkpoint};
 use crate::model::{FileKind, ModelError, ModelTensor, Scheme, scaled};
 use lamina_codec::format::Format;
-use lamina_codec::view::Kind;
+use lamina_codec::view::{Kind, View};
 
 /// A file, ready to be read.
 pub struct FileLayout {
@@ -119,8 +119,9 @@ impl FileLayout {
         let header = format.read(path, &Stored { device, layout: &full }, file.bytes)?;
         let names = named(&header.tensors, file);
         let wholes = match precision {
-            Precision::View(kind, _) if expand::expands(*kind) && file.kind == FileKind::Safetensors => {
-                expanded(device, model, &header.tensors, &names, matrices)?
+            Precision::View(kind, spelling) if file.kind == FileKind::Safetensors => {
+                let view = (*kind, spelling.as_str());
+                expanded(device, model, &header.tensors, &names, view, matrices)?
             }
             _ => Wholes::new(),
         };
@@ -130,7 +131,7 @@ impl FileLayout {
             let shown = match wholes.get(&number) {
                 Some(Some((whole, expanded))) => {
                     all.push(whole.clone());
-                    Shown::expanded(whole, expanded)
+                    Shown::expanded(whole, expanded, precision.target())
                 }
                 // It is in another one.
                 Some(None) => continue,
@@ -314,18 +315,23 @@ fn named<'a>(tensors: &'a [ModelTensor], file: &'a FileEntry) -> Vec<(&'a ModelT
 /// together, or nothing.
 type Wholes = BTreeMap<usize, Option<(ModelTensor, Arc<dyn Together>)>>;
 
-/// The block-scaled tensors that can be shown put together.
+/// The block-scaled tensors that can be shown put together in a view, whose kind and spelling these
+/// are.
 fn expanded(
     device: &Device,
     model: &Model,
     tensors: &[ModelTensor],
     names: &[(&ModelTensor, Option<&str>)],
+    (kind, spelling): (Kind, &str),
     matrices: &Arc<Matrices>,
 ) -> Result<Wholes, FilesError> {
     let mut wholes = Wholes::new();
+    let Kind::Converted { target, .. } = kind else { return Ok(wholes) };
     let of_gptq = LazyCell::new(|| config::more_zeros(device, model));
     for found in scaled::find(tensors).0 {
-        let Some(whole) = &found.whole else { continue };
+        let Some(whole) = found.whole.as_ref().filter(|_| expand::expands(kind, found.scheme)) else {
+            continue;
+        };
         let elements = &tensors[found.elements];
         let format = elements.format.parse().unwrap_or(Format::Opaque);
         let name = |part: usize| names[part].1;
@@ -341,13 +347,21 @@ fn expanded(
             _ => Expanded::new(device, &found, whole, format, parts, matrices)?
                 .map(|expanded| Arc::new(expanded) as _),
         };
-        match expanded {
-            Ok(expanded) => {
+        // The whole as a tensor of bf16, which is what is converted further, if anything is.
+        let (name, shape) = (whole.name.clone(), whole.shape.clone());
+        let shown = expanded.and_then(|expanded| {
+            let (dtype, length) = ("BF16".to_owned(), expanded.bytes());
+            let whole = ModelTensor { name, dtype, shape, format: "bf16", length, ..elements.clone() };
+            if target == Format::Bf16 {
+                return Ok((whole, expanded));
+            }
+            let view = View::parse(Format::Bf16, spelling).map_err(|why| format!("{}: {why}", whole.name))?;
+            Ok((whole, Arc::new(Converted::new(expanded, view)) as _))
+        });
+        match shown {
+            Ok(shown) => {
                 wholes.extend(found.parts().map(|part| (part, None)));
-                let (name, shape) = (whole.name.clone(), whole.shape.clone());
-                let (dtype, length) = ("BF16".to_owned(), expanded.bytes());
-                let whole = ModelTensor { name, dtype, shape, format: "bf16", length, ..elements.clone() };
-                wholes.insert(found.elements, Some((whole, expanded)));
+                wholes.insert(found.elements, Some(shown));
             }
             Err(why) => tracing::warn!("{why}: it stays in its parts"),
         }
@@ -420,9 +434,9 @@ impl<'a> Shown<'a> {
     }
 
     /// A block-scaled tensor put together.
-    fn expanded(whole: &'a ModelTensor, expanded: &Arc<dyn Together>) -> Self {
+    fn expanded(whole: &'a ModelTensor, expanded: &Arc<dyn Together>, target: Option<Format>) -> Self {
         let parts = vec![(expanded.bytes(), Shows::Expanded(Arc::clone(expanded)))];
-        Self { tensor: whole, target: Some(Format::Bf16), parts, given: true }
+        Self { tensor: whole, target, parts, given: true }
     }
 
     /// A tensor that lies in strands, which has one precision.

@@ -320,7 +320,7 @@ impl ModelPlan {
 impl ModelPlan {
     /// Refuses a view that there is not, and one that no tensor gives.
     fn check_view(&self, spelling: &str) -> Result<(), FilesError> {
-        let expands = expand::expands(spelled(spelling)?.kind());
+        let kind = spelled(spelling)?.kind();
         let gives = |file: &PlannedFile, tensor: &ModelTensor| {
             let format = tensor.format.parse().ok();
             match format.and_then(|format| View::parse(format, spelling).ok()).map(|view| view.kind()) {
@@ -334,8 +334,11 @@ impl ModelPlan {
             let files = self.files.iter().filter(|file| is_checkpoint(&file.path));
             files.flat_map(|file| file.file.tensors().iter().map(move |tensor| (file, tensor)))
         };
-        let has_whole = |file: &PlannedFile| file.scaled().iter().any(|scaled| scaled.whole.is_some());
-        if all().any(|(file, tensor)| gives(file, tensor)) || expands && self.files.iter().any(has_whole) {
+        let has_whole = |file: &PlannedFile| {
+            let scaled = file.scaled();
+            scaled.iter().any(|scaled| scaled.whole.is_some() && expand::expands(kind, scaled.scheme))
+        };
+        if all().any(|(file, tensor)| gives(file, tensor)) || self.files.iter().any(has_whole) {
             return Ok(());
         }
         let tensor = all().next().map(|(_, tensor)| (tensor.name.clone(), tensor.dtype.clone()));

@@ -42,6 +42,16 @@ impl Precision {
     }
 }
 
+impl Precision {
+    /// The format that it converts to.
+    pub(super) fn target(&self) -> Option<Format> {
+        match self {
+            Self::View(Kind::Converted { target, .. }, _) => Some(*target),
+            Self::View(..) | Self::Map(_) => None,
+        }
+    }
+}
+
 impl fmt::Display for Precision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

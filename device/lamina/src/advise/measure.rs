@@ -1,6 +1,6 @@
 //! What a model says of a text, and how far what it says moves with the precision of its weights.
 
-use lamina_llama::{Decoder, Element, PlainCache, Viewed, judge};
+use lamina_llama::{Decoder, Element, PlainCache, Route, Viewed, judge};
 
 use super::subject::{Mixed, Subject};
 
@@ -13,15 +13,17 @@ pub(crate) struct Answers {
     /// By token, then by what may follow.
     logarithms: Vec<f32>,
     vocabulary: usize,
+    /// Which experts its tokens used.
+    pub(crate) routes: Vec<Route>,
 }
 
 impl Answers {
     /// The answers of `model` to `text`.
     pub(crate) fn of(subject: &Subject, model: Mixed<'_>, text: &[usize]) -> Self {
-        let weights = Viewed::new(model, in_full());
+        let weights = Viewed::new(subject.config, model, in_full());
         let (mut decoder, mut cache) = (Decoder::new(subject.config), PlainCache::new(&subject.config));
         let vocabulary = subject.config.vocab_size;
-        let mut logarithms = Vec::with_capacity(text.len() * vocabulary);
+        let (mut logarithms, mut routes) = (Vec::with_capacity(text.len() * vocabulary), Vec::new());
         for tokens in text.chunks(BATCH) {
             let Ok(logits) = decoder.steps(&weights, &mut cache, tokens);
             for logits in logits.chunks_exact(vocabulary) {
@@ -31,8 +33,9 @@ impl Answers {
                 let offset = sum.ln() as f32 + largest;
                 logarithms.extend(logits.iter().map(|logit| logit - offset));
             }
+            routes.extend_from_slice(decoder.routes());
         }
-        Self { logarithms, vocabulary }
+        Self { logarithms, vocabulary, routes }
     }
 
     /// The mean over the text of the Kullback-Leibler divergence of `other` from this, in nats.
@@ -46,6 +49,11 @@ impl Answers {
         if mean.is_nan() { f64::INFINITY } else { mean.max(0.0) }
     }
 
+    /// Tokens that used this expert of this layer.
+    pub(crate) fn routed(&self, (layer, expert): (usize, usize)) -> usize {
+        self.routes.iter().filter(|route| (route.layer, route.expert) == (layer, expert)).count()
+    }
+
     /// Whether all of them are numbers.
     pub(crate) fn are_finite(&self) -> bool {
         self.logarithms.iter().all(|logarithm| logarithm.is_finite())
@@ -54,7 +62,7 @@ impl Answers {
 
 /// The perplexity of a text of two tokens or more.
 pub(crate) fn perplexity(subject: &Subject, model: Mixed<'_>, text: &[usize]) -> Option<f64> {
-    let weights = Viewed::new(model, in_full());
+    let weights = Viewed::new(subject.config, model, in_full());
     let (mut decoder, mut cache) = (Decoder::new(subject.config), PlainCache::new(&subject.config));
     let Ok(judged) = judge(&mut decoder, &weights, &mut cache, text, BATCH);
     judged.perplexity()

@@ -113,8 +113,8 @@ impl Subject {
         let mut parts = Vec::new();
         for weight in Weight::all(&self.config) {
             let (rows, _) = weight.shape(&self.config);
-            // Gains: too few weights to be worth a rule.
-            if rows == 1 {
+            // Too few weights to be worth a rule.
+            if weight.is_gain() {
                 continue;
             }
             let head = self.config.head_size();
@@ -130,7 +130,7 @@ impl Subject {
 
     /// The part's tensor, as the file calls it.
     pub(crate) fn name(&self, part: &Part) -> &str {
-        &self.tensors[part.weight.index()].name
+        &self.tensors[part.weight.index(&self.config)].name
     }
 
     /// Weights of a part.
@@ -150,7 +150,7 @@ impl Subject {
             self.tensors.iter().map(|tensor| Cow::Borrowed(&tensor.bytes[..])).collect();
         for (part, view) in parts {
             let elements = self.elements(part);
-            let bytes = tensors[part.weight.index()].to_mut();
+            let bytes = tensors[part.weight.index(&self.config)].to_mut();
             show(view, &mut bytes[ELEMENT * elements.start..ELEMENT * elements.end]);
         }
         Mixed(tensors)
@@ -167,7 +167,7 @@ impl Subject {
             let elements = self.elements(part);
             let first = ELEMENT * elements.start / BLOCK_BYTES;
             let last = (ELEMENT * elements.end).div_ceil(BLOCK_BYTES);
-            for mask in &mut masks[part.weight.index()][first..last] {
+            for mask in &mut masks[part.weight.index(&self.config)][first..last] {
                 *mask = Some(mask.map_or(view.mask(), |mask| mask.with(view.mask())));
             }
         }

@@ -13,7 +13,7 @@ use clap::Args;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Models are those of the project's decoder: Llama's architecture with one matrix for embedding and classifier, as GGUF, or as bf16
-safetensors with its shape in the metadata.
+safetensors with its shape in the metadata. The latter may have experts, each of whose matrices gets a precision of its own.
 
 Examples:
       lamina advise smollm2-bf16.gguf --text essay.txt --budget 11.5 --out small.toml
@@ -39,6 +39,10 @@ pub(crate) struct Advise {
     /// Give each head of Q, K and V a precision of its own.
     #[arg(long)]
     pub(crate) by_head: bool,
+    /// Write which experts each of the tokens that precisions are chosen by used, and with what share,
+    /// as comma-separated values.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) routes: Option<PathBuf>,
     /// The vocabulary of a safetensors model.
     #[arg(long, value_name = "FILE")]
     pub(crate) tokenizer: Option<PathBuf>,

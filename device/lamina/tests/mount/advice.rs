@@ -2,7 +2,9 @@
 
 use std::{convert::Infallible, fs, path::Path};
 
-use lamina_llama::{Config, Decoder, Element, Memory, PlainCache, Tokenizer, Viewed, Weight, judge};
+use lamina_llama::{
+    Config, Decoder, Element, Experts, Memory, PlainCache, Tokenizer, Viewed, Weight, judge, mixture,
+};
 use lamina_reference::Format;
 use serde_json::Value;
 
@@ -16,7 +18,7 @@ fn of_models(name: &str) -> String {
 }
 
 /// The words of a command with these, and what else it needs.
-fn advise(place: &Place, words: &[&str]) -> Vec<String> {
+fn advise(place: &Place, model: &Path, words: &[&str]) -> Vec<String> {
     let [choose, check] = TOKENS.map(|count| count.to_string());
     let needed = [
         ("--text", of_models("story.txt")),
@@ -27,12 +29,12 @@ fn advise(place: &Place, words: &[&str]) -> Vec<String> {
     ];
     let needed = needed.into_iter().filter(|(option, _)| !words.contains(option));
     let needed = needed.flat_map(|(option, value)| [option.to_owned(), value]);
-    let command = ["advise".to_owned(), bundled().display().to_string()];
+    let command = ["advise".to_owned(), model.display().to_string()];
     command.into_iter().chain(needed).chain(words.iter().copied().map(str::to_owned)).collect()
 }
 
-fn advice(place: &Place, words: &[&str]) -> Value {
-    let words = advise(place, words);
+fn advice(place: &Place, model: &Path, words: &[&str]) -> Value {
+    let words = advise(place, model, words);
     let words: Vec<_> = words.iter().map(String::as_str).collect();
     serde_json::from_str(&place.said(&words)).unwrap()
 }
@@ -53,7 +55,7 @@ impl Memory for Tensors {
 fn perplexity(file: &[u8]) -> f64 {
     let config = Config::from_json(header(file).0["__metadata__"]["config"].as_str().unwrap()).unwrap();
     let tensors = Weight::all(&config).into_iter().map(|weight| tensor(file, &weight.name()).to_vec());
-    let weights = Viewed::new(Tensors(tensors.collect()), Element::of("full").unwrap());
+    let weights = Viewed::new(config, Tensors(tensors.collect()), Element::of("full").unwrap());
     let tokenizer = Tokenizer::parse(&fs::read(of_models("tok512.bin")).unwrap(), config.vocab_size).unwrap();
     let tokens = tokenizer.encode(&fs::read_to_string(of_models("story.txt")).unwrap());
     let text = &tokens[TOKENS[0]..TOKENS[0] + TOKENS[1]];
@@ -61,10 +63,49 @@ fn perplexity(file: &[u8]) -> f64 {
     judged.perplexity().unwrap()
 }
 
+/// A file with each part of the advice at its precision, as the reference has it; the bits of all
+/// weights and the weights; and how many parts have each of `precisions`, full among them.
+fn mapped(full: &[u8], advice: &Value, precisions: &[(&str, f64)]) -> (Vec<u8>, f64, f64, Vec<usize>) {
+    let mut wanted = full.to_vec();
+    let (mut spent, mut weights, mut seen) = (0.0, 0.0, vec![0; precisions.len()]);
+    for part in advice["parts"].as_array().unwrap() {
+        let (name, precision) = (part["tensor"].as_str().unwrap(), part["precision"].as_str().unwrap());
+        let whole = tensor(full, name);
+        let at = whole.as_ptr().addr() - full.as_ptr().addr();
+        let shape = header(full).0[name]["shape"].clone();
+        let row = 2 * usize::try_from(shape[1].as_u64().unwrap()).unwrap();
+        let rows = match &part["rows"] {
+            Value::Array(rows) => {
+                [&rows[0], &rows[1]].map(|row| usize::try_from(row.as_u64().unwrap()).unwrap())
+            }
+            _ => [0, whole.len() / row],
+        };
+        assert_eq!(part["weights"].as_u64().unwrap(), ((rows[1] - rows[0]) * row / 2) as u64);
+        let index = precisions.iter().position(|(name, _)| *name == precision).unwrap();
+        seen[index] += 1;
+        let own = part["weights"].as_f64().unwrap();
+        (spent, weights) = (spent + precisions[index].1 * own, weights + own);
+        let viewed = match precision {
+            "full" => whole.to_vec(),
+            spelling => reference(Format::Bf16, spelling, whole).unwrap(),
+        };
+        let range = rows[0] * row..rows[1] * row;
+        wanted[at + range.start..at + range.end].copy_from_slice(&viewed[range]);
+    }
+    (wanted, spent, weights, seen)
+}
+
+/// What the advice says of all of the model at a precision.
+fn told<'a>(advice: &'a Value, name: &str) -> &'a Value {
+    let found = advice["precisions"].as_array().unwrap().iter().find(|row| row["name"] == name);
+    found.unwrap_or_else(|| panic!("{name} is judged"))
+}
+
 #[test]
 fn the_file_that_the_map_makes_is_what_was_judged() {
     let place = Place::new();
-    let advice = advice(&place, &["--budget", "11.3", "--views", "e8m1,e8m3+g2", "--by-head", "--json"]);
+    let words = ["--budget", "11.3", "--views", "e8m1,e8m3+g2", "--by-head", "--json"];
+    let advice = advice(&place, bundled(), &words);
     let bits = advice["bits"].as_f64().unwrap();
     assert!((10.0..=11.3).contains(&bits), "{bits}");
     assert_eq!(advice["uniform"], "e8m1");
@@ -78,51 +119,70 @@ fn the_file_that_the_map_makes_is_what_was_judged() {
     place.mount(&["--map", &format!("small={}", place.text("map.toml")), bundled().to_str().unwrap()]);
     let full = fs::read(bundled()).unwrap();
     let shown = place.read("stories260K-bf16@small.safetensors");
-    let mut wanted = full.clone();
-    let (mut spent, mut weights, mut seen) = (0.0, 0.0, [0; 3]);
-    for part in advice["parts"].as_array().unwrap() {
-        let (name, precision) = (part["tensor"].as_str().unwrap(), part["precision"].as_str().unwrap());
-        let whole = tensor(&full, name);
-        let at = whole.as_ptr().addr() - full.as_ptr().addr();
-        let shape = header(&full).0[name]["shape"].clone();
-        let row = 2 * usize::try_from(shape[1].as_u64().unwrap()).unwrap();
-        let rows = match &part["rows"] {
-            Value::Array(rows) => {
-                [&rows[0], &rows[1]].map(|row| usize::try_from(row.as_u64().unwrap()).unwrap())
-            }
-            _ => [0, whole.len() / row],
-        };
-        assert_eq!(part["weights"].as_u64().unwrap(), ((rows[1] - rows[0]) * row / 2) as u64);
-        let (index, cost) = match precision {
-            "e8m1" => (0, 10.0),
-            "e8m3+g2" => (1, 14.0),
-            _ => (2, 16.0),
-        };
-        seen[index] += 1;
-        let own = part["weights"].as_f64().unwrap();
-        (spent, weights) = (spent + cost * own, weights + own);
-        let viewed = match precision {
-            "full" => whole.to_vec(),
-            spelling => reference(Format::Bf16, spelling, whole).unwrap(),
-        };
-        let range = rows[0] * row..rows[1] * row;
-        wanted[at + range.start..at + range.end].copy_from_slice(&viewed[range]);
-    }
+    let precisions = [("e8m1", 10.0), ("e8m3+g2", 14.0), ("full", 16.0)];
+    let (wanted, spent, weights, seen) = mapped(&full, &advice, &precisions);
     assert!(seen.iter().all(|count| *count > 0), "all precisions are used: {seen:?}");
     assert!((spent / weights - bits).abs() < 1e-9);
     assert!(shown == wanted);
 
-    let told = |name: &str| {
-        let rows = advice["precisions"].as_array().unwrap().iter();
-        rows.clone().find(|row| row["name"] == name).unwrap_or_else(|| panic!("{name} is judged"))
-    };
-    assert_eq!(told("the map")["perplexity"].as_f64().unwrap().to_bits(), perplexity(&shown).to_bits());
-    assert_eq!(told("full")["perplexity"].as_f64().unwrap().to_bits(), perplexity(&full).to_bits());
+    let said = |name: &str| told(&advice, name)["perplexity"].as_f64().unwrap().to_bits();
+    assert_eq!(said("the map"), perplexity(&shown).to_bits());
+    assert_eq!(said("full"), perplexity(&full).to_bits());
     let uniform = place.read("stories260K-bf16@e8m1.safetensors");
     // Gains stay in full under advice, and not in the file at one precision.
     assert!(uniform != shown);
-    let fetched = |name: &str| told(name)["fetched_bytes"].as_u64().unwrap();
+    let fetched = |name: &str| told(&advice, name)["fetched_bytes"].as_u64().unwrap();
     assert!(fetched("e8m1") < fetched("the map") && fetched("the map") < fetched("full"));
+    assert!(advice["experts"].is_null());
+}
+
+#[test]
+fn an_expert_that_few_tokens_use_gets_fewer_bits_than_one_that_many_use() {
+    let place = Place::new();
+    let dense = fs::read(bundled()).unwrap();
+    let full = mixture::of_safetensors(&dense, Experts { count: 4, used: 2 }).unwrap();
+    let model = place.write("mixture.safetensors", &full);
+    let routes = place.text("routes.csv");
+    let words = ["--budget", "11", "--views", "e8m1,e8m2,e8m3", "--routes", &routes, "--json"];
+    let advice = advice(&place, Path::new(&model), &words);
+
+    // The trace has every token, and the advice counts what it says.
+    let trace = fs::read_to_string(&routes).unwrap();
+    let lines: Vec<Vec<&str>> = trace.lines().map(|line| line.split(',').collect()).collect();
+    assert_eq!(lines[0], ["token", "layer", "expert", "share"]);
+    let layers = 5;
+    assert_eq!(lines.len() - 1, TOKENS[0] * layers * 2);
+    let experts = advice["experts"].as_array().unwrap();
+    assert_eq!(experts.len(), layers * 4);
+    for expert in experts {
+        let own = [expert["layer"].to_string(), expert["expert"].to_string()];
+        let count = lines[1..].iter().filter(|line| line[1..3] == own).count();
+        assert_eq!(expert["routed"], count);
+    }
+
+    // Of each layer the one that was used least, and the one that was used most.
+    let bits = |expert: &Value| expert["bits"].as_f64().unwrap();
+    let (mut rare, mut common) = (0.0, 0.0);
+    for layer in experts.chunks(4) {
+        let routed = |expert: &&Value| expert["routed"].as_u64().unwrap();
+        let (least, most) =
+            (layer.iter().min_by_key(routed).unwrap(), layer.iter().max_by_key(routed).unwrap());
+        assert!(routed(&least) < routed(&most));
+        (rare, common) = (rare + bits(least), common + bits(most));
+    }
+    assert!(rare < common, "{rare} of {common}");
+    // What no token uses says nothing, so it gets least.
+    let unused: Vec<_> = experts.iter().filter(|expert| expert["routed"] == 0).collect();
+    assert!(unused.iter().all(|expert| (bits(expert) - 10.0).abs() < 1e-9), "{unused:?}");
+
+    place.mount(&["--map", &format!("small={}", place.text("map.toml")), &model]);
+    let shown = place.read("mixture@small.safetensors");
+    let precisions = [("e8m1", 10.0), ("e8m2", 11.0), ("e8m3", 12.0), ("full", 16.0)];
+    let (wanted, spent, weights, _) = mapped(&full, &advice, &precisions);
+    assert!(shown == wanted);
+    assert!((spent / weights - advice["bits"].as_f64().unwrap()).abs() < 1e-9 && spent <= 11.0 * weights);
+    let said = told(&advice, "the map")["perplexity"].as_f64().unwrap();
+    assert_eq!(said.to_bits(), perplexity(&shown).to_bits());
 }
 
 #[test]
@@ -137,8 +197,9 @@ fn what_no_advice_can_be_given_on_is_refused_with_what_to_do() {
         (&["--budget", "11", "--check-tokens", "100000"], "the model takes 2 to 512"),
         (&["--budget", "11", "--text", "/dev/null"], "has 1 tokens"),
         (&["--budget", "11", "--out", "/nowhere/map.toml"], "cannot write the map /nowhere/map.toml"),
+        (&["--budget", "11", "--routes", "/nowhere/routes"], "has no experts"),
     ] {
-        let words = advise(&place, words);
+        let words = advise(&place, bundled(), words);
         let words: Vec<_> = words.iter().map(String::as_str).collect();
         let said = place.refused(&words);
         assert!(said.contains(says), "{words:?}: {said}");

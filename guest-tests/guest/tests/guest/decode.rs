@@ -28,6 +28,7 @@ const CONFIG: Config = Config {
     seq_len: 96,
     rope_theta: 10_000.0,
     norm_eps: 1e-5,
+    experts: None,
 };
 
 /// A tensor's bytes in bf16.
@@ -214,7 +215,7 @@ fn texts_are_what_ordinary_memory_makes_them() {
     assert_eq!(decoded.len(), 3);
 
     let tokenizer = Tokenizer::parse(&vocabulary(), CONFIG.vocab_size).unwrap();
-    let weights = Viewed::new(Bytes(&device.weights), Element::of("full").unwrap());
+    let weights = Viewed::new(CONFIG, Bytes(&device.weights), Element::of("full").unwrap());
     let mut cache = PlainCache::new(&CONFIG);
     let prompt = tokenizer.encode("go");
     let mut sampler = Sampler::new(0.9, 5);

@@ -121,6 +121,7 @@ impl<'a> Model<'a> {
             seq_len: number("context_length")?.min(MAX_TOKENS),
             rope_theta: values.float("llama.rope.freq_base").unwrap_or(crate::config::ROPE_THETA),
             norm_eps: values.float("llama.attention.layer_norm_rms_epsilon")?,
+            experts: None,
         };
         let config = config.checked()?;
         if let Ok(rotated) = number("rope.dimension_count")
@@ -243,12 +244,13 @@ fn vocabulary(values: Values<'_>) -> Result<Vocabulary, ModelError> {
     })
 }
 
-/// A tensor's name in a GGUF file.
+/// A tensor's name in a GGUF file, in which experts of a layer are one tensor; the decoder reads
+/// none of these there.
 pub fn name_of(weight: Weight) -> String {
     let (layer, part) = match weight {
         Weight::Embedding => return "token_embd.weight".to_owned(),
         Weight::Norm => return "output_norm.weight".to_owned(),
-        Weight::Layer(layer, part) => (layer, part),
+        Weight::Layer(layer, part) | Weight::Expert(layer, _, part) => (layer, part),
     };
     let part = match part {
         Part::AttentionNorm => "attn_norm",
@@ -260,6 +262,7 @@ pub fn name_of(weight: Weight) -> String {
         Part::W1 => "ffn_gate",
         Part::W2 => "ffn_down",
         Part::W3 => "ffn_up",
+        Part::Router => "ffn_gate_inp",
     };
     format!("blk.{layer}.{part}.weight")
 }

@@ -7,6 +7,7 @@ use lamina_llama::{Config, Memory, Tokenizer, Weight, Weights};
 /// Weights as rows of numbers, nothing in between.
 #[derive(Clone)]
 pub(crate) struct Rows {
+    pub(crate) config: Config,
     pub(crate) tensors: Vec<Vec<Vec<f32>>>,
 }
 
@@ -14,7 +15,7 @@ impl Weights for Rows {
     type Error = Infallible;
 
     fn read(&self, weight: Weight, first: usize, out: &mut [f32]) -> Result<(), Infallible> {
-        let rows = &self.tensors[weight.index()];
+        let rows = &self.tensors[weight.index(&self.config)];
         for (row, out) in rows[first / rows[0].len()..].iter().zip(out.chunks_exact_mut(rows[0].len())) {
             out.copy_from_slice(row);
         }
@@ -40,14 +41,17 @@ pub(crate) struct Checkpoint {
     data: Vec<u8>,
 }
 
-fn bundled(name: &str) -> Vec<u8> {
+pub(crate) fn bundled(name: &str) -> Vec<u8> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models").join(name);
     std::fs::read(path).unwrap()
 }
 
 impl Checkpoint {
     pub(crate) fn bundled(name: &str) -> Self {
-        let bytes = bundled(name);
+        Self::of(&bundled(name))
+    }
+
+    pub(crate) fn of(bytes: &[u8]) -> Self {
         let length = usize::try_from(u64::from_le_bytes(bytes[..8].try_into().unwrap())).unwrap();
         let header = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
         Self { header, data: bytes[8 + length..].to_vec() }
@@ -74,7 +78,11 @@ impl Checkpoint {
 
 /// The bundled model: shape, tensors, tokenizer.
 pub(crate) fn stories() -> (Config, Bytes, Tokenizer) {
-    let checkpoint = Checkpoint::bundled("stories260K-bf16.safetensors");
+    model(&Checkpoint::bundled("stories260K-bf16.safetensors"))
+}
+
+/// A model with the bundled vocabulary: shape, tensors, tokenizer.
+pub(crate) fn model(checkpoint: &Checkpoint) -> (Config, Bytes, Tokenizer) {
     let config = checkpoint.config();
     let tensors = Weight::all(&config).into_iter().map(|weight| {
         let (rows, columns) = weight.shape(&config);
@@ -101,7 +109,7 @@ impl Noise {
             let (rows, columns) = weight.shape(config);
             (0..rows).map(|_| (0..columns).map(|_| self.next()).collect()).collect()
         };
-        Rows { tensors: Weight::all(config).into_iter().map(tensor).collect() }
+        Rows { config: *config, tensors: Weight::all(config).into_iter().map(tensor).collect() }
     }
 }
 

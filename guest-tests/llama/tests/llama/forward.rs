@@ -2,7 +2,9 @@
 //! once, in double precision.
 
 use crate::common::{Noise, Rows};
-use lamina_llama::{Config, Decoder, History, KvCache, PlainCache, Weight, element, weights::Part};
+use lamina_llama::{
+    Config, Decoder, Experts, History, KvCache, PlainCache, Route, Weight, element, weights::Part,
+};
 use proptest::prelude::*;
 
 type Matrix = Vec<Vec<f64>>;
@@ -57,14 +59,15 @@ fn kept(x: &[f64], kept: &[f32]) -> Result<Vec<f64>, TestCaseError> {
 }
 
 /// The logits at every position, causal attention over the whole matrix, with each layer's K and V
-/// as `caches` kept them.
-fn slow(
+/// as `caches` kept them, and the experts that `routes` says were used.
+fn slow<'m>(
     config: &Config,
-    model: &Rows,
+    model: &'m Rows,
     tokens: &[usize],
     caches: &[History],
+    routes: &[Route],
 ) -> Result<Matrix, TestCaseError> {
-    let tensor = |weight: Weight| &model.tensors[weight.index()];
+    let tensor = |weight: Weight| -> &'m [Vec<f32>] { &model.tensors[weight.index(config)] };
     let size = config.head_size();
     let (base, epsilon) = (f64::from(config.rope_theta), f64::from(config.norm_eps));
     let norm = |gain: &[Vec<f32>], x: &[f64]| norm(epsilon, gain, x);
@@ -100,9 +103,35 @@ fn slow(
                 *x += y;
             }
             let normed = norm(part(Part::FfnNorm), &stream[position]);
-            let (gate, up) = (times(part(Part::W1), &normed), times(part(Part::W3), &normed));
-            let inner: Vec<f64> = gate.iter().zip(&up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
-            for (x, y) in stream[position].iter_mut().zip(times(part(Part::W2), &inner)) {
+            let block = |part: &dyn Fn(Part) -> &'m [Vec<f32>]| -> Vec<f64> {
+                let (gate, up) = (times(part(Part::W1), &normed), times(part(Part::W3), &normed));
+                let inner: Vec<f64> = gate.iter().zip(&up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+                times(part(Part::W2), &inner)
+            };
+            let given = match config.experts {
+                None => block(&part),
+                Some(Experts { count, .. }) => {
+                    let logits = times(part(Part::Router), &normed);
+                    let here =
+                        routes.iter().filter(|route| (route.layer, route.position) == (layer, position));
+                    let used: Vec<usize> = here.map(|route| route.expert).collect();
+                    let least = used.iter().map(|expert| logits[*expert]).fold(f64::INFINITY, f64::min);
+                    // Which of two that are nearly equal is used is single precision's choice.
+                    let slack = SINGLE * largest(&logits);
+                    for expert in (0..count).filter(|expert| !used.contains(expert)) {
+                        prop_assert!(logits[expert] <= least + slack, "{expert} of {logits:?}, not {used:?}");
+                    }
+                    let sum: f64 = used.iter().map(|expert| (logits[*expert] - least).exp()).sum();
+                    let mut mixed = vec![0.0; config.dim];
+                    for expert in used {
+                        let own = block(&|part| tensor(Weight::Expert(layer, expert, part)));
+                        let share = (logits[expert] - least).exp() / sum;
+                        mixed.iter_mut().zip(own).for_each(|(mixed, own)| *mixed += share * own);
+                    }
+                    mixed
+                }
+            };
+            for (x, y) in stream[position].iter_mut().zip(given) {
                 *x += y;
             }
         }
@@ -111,8 +140,9 @@ fn slow(
 }
 
 fn shapes() -> impl Strategy<Value = Config> {
-    (1_usize..4, 1_usize..3, 1_usize..4, 1_usize..4, 1_usize..20, any::<bool>()).prop_map(
-        |(pairs, kv_heads, shared, n_layers, hidden_dim, other)| Config {
+    let experts = prop::option::of((1_usize..5, 1_usize..5));
+    (1_usize..4, 1_usize..3, 1_usize..4, 1_usize..4, 1_usize..20, any::<bool>(), experts).prop_map(
+        |(pairs, kv_heads, shared, n_layers, hidden_dim, other, experts)| Config {
             dim: 2 * pairs * kv_heads * shared,
             hidden_dim,
             n_layers,
@@ -122,6 +152,7 @@ fn shapes() -> impl Strategy<Value = Config> {
             seq_len: 16,
             rope_theta: if other { 500.0 } else { 10_000.0 },
             norm_eps: if other { 1e-2 } else { 1e-5 },
+            experts: experts.map(|(count, used)| Experts { count, used: used.min(count) }),
         },
     )
 }
@@ -136,18 +167,31 @@ proptest! {
         let config = config.checked().unwrap();
         let model = Noise(seed).model(&config);
         let (mut decoder, mut cache) = (Decoder::new(config), PlainCache::new(&config));
-        let mut logits = Matrix::new();
+        let (mut logits, mut routes) = (Matrix::new(), Vec::new());
         for token in &tokens {
             let step = decoder.step(&model, &mut cache, *token).unwrap();
             logits.push(step.iter().map(|logit| f64::from(*logit)).collect());
+            routes.extend_from_slice(decoder.routes());
         }
+        let used = config.experts.map_or(0, |experts| experts.used);
+        prop_assert_eq!(routes.len(), tokens.len() * config.n_layers * used);
+        // Tokens that go through together use the same experts, and say the same to the bit.
+        let (mut together, mut other_cache) = (Decoder::new(config), PlainCache::new(&config));
+        let said = together.steps(&model, &mut other_cache, &tokens).unwrap();
+        prop_assert!(said.iter().map(|logit| f64::from(*logit)).eq(logits.iter().flatten().copied()));
+        let by_place = |routes: &[Route]| {
+            let mut routes = routes.to_vec();
+            routes.sort_by_key(|route| (route.layer, route.position, route.expert));
+            routes
+        };
+        prop_assert_eq!(by_place(together.routes()), by_place(&routes));
         let mut caches = vec![History::default(); config.n_layers];
         for (layer, history) in caches.iter_mut().enumerate() {
             cache.read(layer, &[], history).unwrap();
             prop_assert_eq!(history.keys.len(), tokens.len() * config.kv_dim());
             prop_assert_eq!(history.values.len(), tokens.len() * config.kv_dim());
         }
-        let want = slow(&config, &model, &tokens, &caches)?;
+        let want = slow(&config, &model, &tokens, &caches, &routes)?;
         for (position, (logits, want)) in logits.iter().zip(&want).enumerate() {
             prop_assert_eq!(logits.len(), 11);
             for (logit, want_logit) in logits.iter().zip(want) {

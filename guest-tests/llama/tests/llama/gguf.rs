@@ -28,6 +28,7 @@ fn a_model_is_what_the_file_says_in_bf16() {
         seq_len: 128,
         rope_theta: 100_000.0,
         norm_eps: 1e-5,
+        experts: None,
     };
     assert_eq!((model.config(), model.name()), (wanted, "a tiny model of noise"));
     let numbers = |weight: Weight| -> Vec<f32> {
@@ -44,7 +45,7 @@ fn a_model_is_what_the_file_says_in_bf16() {
         let (step, least, greatest) = match weight {
             Weight::Embedding => (128.0, -1.0, 1.0),
             Weight::Norm | Weight::Layer(_, Part::AttentionNorm | Part::FfnNorm) => (512.0, 0.75, 1.25),
-            Weight::Layer(..) => (32.0, -0.25, 0.21875),
+            Weight::Layer(..) | Weight::Expert(..) => (32.0, -0.25, 0.21875),
         };
         let fits = |x: &f32| (x * step).fract() == 0.0 && (least..=greatest).contains(x);
         assert!(numbers.iter().all(fits), "{weight:?}");
@@ -59,7 +60,7 @@ fn a_model_of_a_file_writes_and_judges() {
     let model = Model::read(&file).unwrap();
     let (config, tokenizer) = (model.config(), tokenizer(&model));
     let bytes = Bytes(Weight::all(&config).into_iter().map(|weight| model.bf16(weight).unwrap()).collect());
-    let weights = Viewed::new(&bytes, Element::of("full").unwrap());
+    let weights = Viewed::new(config, &bytes, Element::of("full").unwrap());
     let text = tokenizer.encode("the bell of the all-a-ther, 123 times");
     let judged = |batch| {
         let (mut decoder, mut cache) = (Decoder::new(config), PlainCache::new(&config));

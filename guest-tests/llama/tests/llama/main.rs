@@ -3,6 +3,7 @@
 mod common;
 mod forward;
 mod gguf;
+mod mixture;
 mod paged;
 mod stories;
 mod tiny;

@@ -85,6 +85,7 @@ fn config() -> Config {
         seq_len: 40,
         rope_theta: 10_000.0,
         norm_eps: 1e-5,
+        experts: None,
     }
 }
 

@@ -14,7 +14,7 @@ Lily didn't want to help her mom, so she"#;
 #[test]
 fn the_greedy_story_is_the_one_that_is_known() {
     let (config, bytes, tokenizer) = stories();
-    let weights = Viewed::new(&bytes, Element::of("full").unwrap());
+    let weights = Viewed::new(config, &bytes, Element::of("full").unwrap());
     let (mut decoder, mut cache) = (Decoder::new(config), PlainCache::new(&config));
     let story =
         write(&mut decoder, &weights, &mut cache, &[BOS], 220, tokenizer.ends(), &mut Sampler::new(0.0, 0))
@@ -38,7 +38,7 @@ fn keys_and_values_are_those_that_another_program_computed() {
         numbers.chunks_exact(config.kv_dim()).map(<[f32]>::to_vec).collect::<Vec<_>>()
     };
     let run = |tokens: &[usize]| {
-        let weights = Viewed::new(&bytes, Element::of("full").unwrap());
+        let weights = Viewed::new(config, &bytes, Element::of("full").unwrap());
         let (mut decoder, mut cache) = (Decoder::new(config), PlainCache::new(&config));
         for &token in tokens {
             decoder.step(&weights, &mut cache, token).unwrap();
@@ -92,7 +92,7 @@ fn a_text_surprises_as_much_as_another_program_says_and_more_when_the_weights_ar
             .unwrap()
         });
         let coarse = crate::common::Bytes(coarse.collect());
-        let weights = Viewed::new(&coarse, Element::of(view).unwrap());
+        let weights = Viewed::new(config, &coarse, Element::of(view).unwrap());
         let (mut decoder, mut cache) = (Decoder::new(config), PlainCache::new(&config));
         let judged = judge(&mut decoder, &weights, &mut cache, &text, 7).unwrap();
         assert_eq!(judged.predicted, text.len() - 1);
@@ -108,7 +108,7 @@ fn a_text_surprises_as_much_as_another_program_says_and_more_when_the_weights_ar
 fn what_is_drawn_is_decided_by_the_seed_and_ends_where_the_model_says() {
     let (config, bytes, tokenizer) = stories();
     let story = |seed, limit| {
-        let weights = Viewed::new(&bytes, Element::of("full").unwrap());
+        let weights = Viewed::new(config, &bytes, Element::of("full").unwrap());
         let (mut decoder, mut cache) = (Decoder::new(config), PlainCache::new(&config));
         let prompt = tokenizer.encode("Tom had a dog");
         let mut sampler = Sampler::new(0.8, seed);

@@ -44,7 +44,7 @@ pub(crate) fn expected(
     let tensors =
         Weight::all(&plan.config).into_iter().map(|weight| judge.bytes(&weight.name(), &run.weights, 0));
     let tensors = Tensors(tensors.collect::<Result<_>>()?);
-    let weights = Viewed::new(tensors, Element::of(&run.weights)?);
+    let weights = Viewed::new(plan.config, tensors, Element::of(&run.weights)?);
     let policy: Policy = run.policy.parse()?;
     if policy == Policy::full() {
         let mut cache = PlainCache::new(&plan.config);

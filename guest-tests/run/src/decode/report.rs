@@ -485,6 +485,7 @@ mod tests {
             seq_len: 8,
             rope_theta: 10_000.0,
             norm_eps: 1e-5,
+            experts: None,
         };
         let run = |task, weights: &str, policy: &str| DecodeRun {
             task,

@@ -11,14 +11,14 @@ use super::{OCTETS, PackedSide, TOKENS};
 
 /// See [`super::fit`].
 #[target_feature(enable = "avx2,fma,bmi2")]
-pub(super) fn fit<const PACK: usize>(side: &PackedSide<'_>, most: u8) -> bool {
-    super::fit::<PACK>(side, most, |word, mask| _pdep_u64(word, mask))
+pub(super) fn fit<const PACK: usize>(side: &PackedSide<'_>, channels: Range<usize>, most: u8) -> bool {
+    super::fit::<PACK>(side, channels, most, |word, mask| _pdep_u64(word, mask))
 }
 
 /// See [`super::unpack`].
 #[target_feature(enable = "avx2,fma,bmi2")]
-pub(super) fn unpack<const PACK: usize>(side: &PackedSide<'_>, values: &mut [u8]) {
-    super::unpack::<PACK>(side, values, |word, mask| _pdep_u64(word, mask));
+pub(super) fn unpack<const PACK: usize>(side: &PackedSide<'_>, channels: Range<usize>, values: &mut [u8]) {
+    super::unpack::<PACK>(side, channels, values, |word, mask| _pdep_u64(word, mask));
 }
 
 /// See [`super::dot`]. Each octet has a register, so that no sum waits for the one before.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{PackedSide, TOKENS, dot, fit, spread, unpack, weigh};
 #[cfg(target_arch = "x86_64")]
-use super::{avx2, avx512};
+use super::{avx2, avx512, vbmi};
 use crate::kernel::kernels;
 
 kernels! {
@@ -16,6 +16,8 @@ kernels! {
         Avx2: ["avx2", "fma", "bmi2"],
         /// The same, sixteen at a time.
         Avx512: ["avx2", "fma", "bmi2", "avx512f"],
+        /// The same, and sixteen packs of four tokens looked up at a time.
+        Avx512Vbmi: ["avx2", "fma", "bmi2", "avx512f", "avx512bw", "avx512vbmi"],
     }
 }
 
@@ -34,6 +36,12 @@ macro_rules! by_pack {
                     // SAFETY: as above; the other kernel needs less.
                     #[cfg(target_arch = "x86_64")]
                     Kernel::Avx512 => unsafe { $avx512::$name::<PACK>(side, $($argument),*) },
+                    // SAFETY: as above.
+                    #[cfg(target_arch = "x86_64")]
+                    Kernel::Avx512Vbmi if PACK == 4 => unsafe { vbmi::$name(side, $($argument),*) },
+                    // SAFETY: as above; the other kernels need less.
+                    #[cfg(target_arch = "x86_64")]
+                    Kernel::Avx512Vbmi => unsafe { $avx512::$name::<PACK>(side, $($argument),*) },
                 }
             }
             match side.pack.tokens() {
@@ -48,12 +56,12 @@ macro_rules! by_pack {
 impl Kernel {
     by_pack! {
         /// See [`fit`].
-        fit(most: u8) -> bool = |side, most| fit::<PACK>(side, most, spread), fit, avx2
+        fit(channels: Range<usize>, most: u8) -> bool = |side, channels, most| fit::<PACK>(side, channels, most, spread), fit, avx2
     }
 
     by_pack! {
         /// See [`unpack`].
-        unpack(values: &mut [u8]) = |side, values| unpack::<PACK>(side, values, spread), unpack, avx2
+        unpack(channels: Range<usize>, values: &mut [u8]) = |side, channels, values| unpack::<PACK>(side, channels, values, spread), unpack, avx2
     }
 
     by_pack! {

@@ -16,6 +16,9 @@ use lamina_codec::scaled::integers::{Integers, Packed, Parts};
 
 /// Rows that are put together at once.
 const ROWS: u64 = 16;
+/// Bytes that are worked in for these, at most, at every read. A matrix of 65 536 inputs in groups
+/// of 32 takes 3.25 MiB.
+const MAX_WORK: usize = 16 << 20;
 
 /// 4-bit integers of the device with their scales and zeros, ready to be read.
 pub(in crate::files) struct ExpandedIntegers {
@@ -71,6 +74,13 @@ impl ExpandedIntegers {
         if all > MAX_MATRIX {
             let most = MAX_MATRIX >> 20;
             return Ok(Err(format!("{name}: {all} bytes of integers; that is done up to {most} MiB")));
+        }
+        let work = integers.work(inside(ROWS).min(outputs)).unwrap_or(usize::MAX);
+        if work > MAX_WORK {
+            let most = MAX_WORK >> 20;
+            return Ok(Err(format!(
+                "{name}: {count} groups of {inputs} inputs take {work} bytes to put {ROWS} rows together; that is done up to {most} MiB"
+            )));
         }
         Ok(Ok(Self { parts, groups, integers, bytes, matrices: Arc::clone(matrices) }))
     }

@@ -57,7 +57,7 @@ fn one(
         memory.evict_each_step(places);
     }
     let before = memory.stats()?;
-    let weights = Viewed::new(weights, element);
+    let weights = Viewed::new(config, weights, element);
     let mut cache = PagedCache::new(memory, config, policy, plan.page_tokens, plan.flush_every)?;
     let start = Instant::now();
     let mut reported = perform(plan, &weights, &mut cache, tokenizer, &run.task)?;

@@ -46,7 +46,7 @@ pub(super) fn run(lamina: &Lamina, plan: &HandoffPlan, report: &mut Report) -> a
     let tokenizer = Tokenizer::parse(&vocabulary, config.vocab_size)
         .with_context(|| format!("{} does not fit the model", path.display()))?;
     let element = Element::of(FULL)?;
-    let weights = Viewed::new(WeightMemory::open(lamina, &config, FULL, &element)?, element);
+    let weights = Viewed::new(config, WeightMemory::open(lamina, &config, FULL, &element)?, element);
     let device = Device::open(lamina)?;
     let region = Arc::new(Region::open(lamina, &device, plan)?);
     let begun = Instant::now();
