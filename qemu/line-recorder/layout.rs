@@ -8,7 +8,7 @@
 /// The first word.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"LAMLINES");
 /// The second word: changes with this file.
-pub(crate) const VERSION: u64 = 1;
+pub(crate) const VERSION: u64 = 2;
 /// Bytes of a page, the unit of the file's parts.
 pub(crate) const PAGE: usize = 4096;
 /// Address ranges that may be watched.
@@ -31,6 +31,8 @@ pub(crate) mod header {
     pub(crate) const LOADED: usize = 6;
     pub(crate) const TICKS_A_SECOND: usize = 7;
     pub(crate) const FIRST_TICK: usize = 8;
+    /// How often other ranges were watched. Written after [`RANGES`].
+    pub(crate) const CHANGES: usize = 9;
     /// Begin and end of each range.
     pub(crate) const FIRST_RANGE: usize = 16;
 }

@@ -18,6 +18,7 @@
 
 mod decode;
 mod layout;
+mod pages;
 
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
@@ -30,6 +31,7 @@ use layout::{
     ADDRESS, DIRTY, MAGIC, MAX_RANGES, PAGE, SIZE_SHIFT, VERSION, WAYS, WRITE, cache_word, counter, header,
     part_bytes,
 };
+use pages::Pages;
 
 /// Opaque to plug-ins.
 #[repr(C)]
@@ -113,31 +115,15 @@ pub static qemu_plugin_version: c_int = 7;
 
 /// Processors that a machine may have.
 const MAX_PROCESSORS: usize = 256;
-/// Pages of the guest that are remembered of a processor.
-const REMEMBERED: usize = 512;
-/// Bits of a page's number in a remembered page's key; the generation is above them.
-const PAGE_BITS: u32 = 52;
-/// Where no line is.
-const NOWHERE: u64 = 1;
-/// Generations that a key tells apart, from 1 on.
-const GENERATIONS: u64 = 1 << (64 - PAGE_BITS);
+/// The access of no processor: QEMU keeps a size, an index and a few bits in one.
+const NO_ACCESS: u32 = u32::MAX;
 
 /// The header of the file that the reader made, mapped for as long as QEMU runs.
 static SHARED: AtomicPtr<u64> = AtomicPtr::new(ptr::null_mut());
 
-/// A page of the guest that was looked up.
-#[derive(Clone, Copy)]
-struct Remembered {
-    key: u64,
-    /// Where it is, if that is in a range that is watched; else 0.
-    place: u64,
-}
-
 /// What the recorder keeps of a processor.
 struct Processor {
-    /// The generation, where keys have it.
-    generation: u64,
-    remembered: [Remembered; REMEMBERED],
+    pages: Pages,
     /// The line that was touched last, as the cache has it.
     last: u64,
     /// An access as QEMU says it, and what that is.
@@ -146,8 +132,10 @@ struct Processor {
     is_store: bool,
     /// Where in a line such an access begins at the latest, if it is to be within the line.
     last_start: u64,
-    /// Where the guest has the line that was touched last; [`NOWHERE`] if nobody knows.
+    /// Where the guest has the line that was touched last, and by what access; [`NO_ACCESS`] if
+    /// nobody knows.
     recent: u64,
+    recent_access: u32,
     /// Records that were written, and how far their reader was when that was looked at last.
     head: u64,
     seen_tail: u64,
@@ -166,14 +154,14 @@ unsafe impl Sync for Own {}
 
 static PROCESSORS: [Own; MAX_PROCESSORS] = [const {
     Own(UnsafeCell::new(Processor {
-        generation: 0,
-        remembered: [Remembered { key: 0, place: 0 }; REMEMBERED],
+        pages: Pages::new(),
         last: 0,
         access: 0,
         shift: 0,
         is_store: false,
         last_start: 0,
-        recent: NOWHERE,
+        recent: 0,
+        recent_access: 0,
         head: 0,
         seen_tail: 0,
         records: 0,
@@ -204,21 +192,10 @@ impl Processor {
         unsafe { AtomicU64::from_ptr(self.part.add(word)) }
     }
 
-    /// Where a page is remembered, and by what key.
-    #[inline]
-    fn slot(&self, address: u64) -> (usize, u64) {
-        let page = address / PAGE as u64;
-        ((page ^ page >> 9) as usize % REMEMBERED, page | self.generation)
-    }
-
     /// Drops what it remembers.
     fn forget(&mut self) {
-        self.recent = NOWHERE;
-        self.generation += 1 << PAGE_BITS;
-        if self.generation >> PAGE_BITS == GENERATIONS - 1 {
-            self.generation = 1 << PAGE_BITS;
-            self.remembered.fill(Remembered { key: 0, place: 0 });
-        }
+        self.recent_access = NO_ACCESS;
+        self.pages.forget();
     }
 
     /// Appends a record, or counts it as lost.
@@ -340,32 +317,35 @@ unsafe extern "C" fn accessed(number: c_uint, access: u32, address: u64, _: *mut
     // SAFETY: QEMU calls in the processor's thread.
     let processor = unsafe { processor(number) };
     // The line of the access before, by one of the same kind: it is in the cache, and in front.
-    if processor.recent == address & !63 && processor.access == access && address % 64 <= processor.last_start
-    {
+    if address.wrapping_sub(processor.recent) <= processor.last_start && processor.recent_access == access {
         return;
     }
-    let (slot, key) = processor.slot(address);
-    let remembered = processor.remembered[slot];
-    if remembered.key != key {
+    match processor.pages.find(address, changes()) {
+        Some(0) => {}
+        Some(place) => touch(number, access, address, place),
         // SAFETY: it is within the callback of this access.
-        return unsafe { look_up(number, access, address) };
+        None => unsafe { look_up(number, access, address) },
     }
-    if remembered.place != 0 {
-        touch(number, access, address, remembered.place);
-    }
+}
+
+/// How often other ranges were watched.
+#[inline]
+fn changes() -> u64 {
+    // SAFETY: a word of the header, which is mapped before anything is registered with QEMU.
+    unsafe { AtomicU64::from_ptr(SHARED.load(Ordering::Relaxed).add(header::CHANGES)) }.load(Ordering::Acquire)
 }
 
 /// An access of a page that is not remembered.
 #[cold]
 #[inline(never)]
 unsafe fn look_up(number: c_uint, access: u32, address: u64) {
+    let changes = changes();
     // SAFETY: as the caller's. Before anything is watched nothing is worth remembering.
     let (processor, Some(place)) = (unsafe { (processor(number), watched(access, address)) }) else { return };
     if processor.part.is_null() {
         return;
     }
-    let (slot, key) = processor.slot(address);
-    processor.remembered[slot] = Remembered { key, place };
+    processor.pages.remember(address, place, changes);
     if place != 0 {
         touch(number, access, address, place);
     }
@@ -390,12 +370,12 @@ fn touch(number: c_uint, access: u32, guest: u64, place: u64) {
         processor.push(write | u64::from(shift.min(12)) << SIZE_SHIFT | address);
         return;
     }
-    processor.recent = guest & !63;
+    (processor.recent, processor.recent_access) = (guest & !63, access);
     processor.line(address & !63, is_store);
     // What lies in two lines; within a page, as the next one may be elsewhere.
     let last = address + (1 << shift.min(6)) - 1;
     if (last ^ address) & !63 != 0 && (last ^ address) < PAGE as u64 {
-        processor.recent = NOWHERE;
+        processor.recent_access = NO_ACCESS;
         processor.line(last & !63, is_store);
     }
 }

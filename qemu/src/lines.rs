@@ -137,6 +137,8 @@ impl Lines {
             self.word(at + 1).store(range.end, Ordering::Relaxed);
         }
         self.word(header::RANGES).store(ranges.len() as u64, Ordering::Release);
+        // What the recorder knows of pages it knows of the ranges before.
+        self.word(header::CHANGES).fetch_add(1, Ordering::Release);
     }
 
     /// Whether QEMU has loaded the recorder.

@@ -104,36 +104,52 @@ impl ModelBench {
         Ok(out)
     }
 
-    /// Requests a second of one thread, by design, without and with DRAM's timing.
+    /// Requests a second of one thread, by design, without and with DRAM's timing, and the bursts that
+    /// took: one request at random is a block's bundle under `trace`, some 49 lines.
     ///
     /// # Errors
     /// When the model refuses its own trace.
     pub fn replayed(&self) -> Result<Table> {
-        let mut out = table(&["replay, millions of requests a second", "bytes and link", "and DRAM"]);
+        let mut out = table(&[
+            "replay, millions a second",
+            "requests, bytes and link",
+            "requests, and DRAM",
+            "bursts, and DRAM",
+        ]);
         for (name, random) in [("lines in order", false), ("lines at random", true)] {
             let trace = lines(random)?;
             for design in ["plain", "trace"] {
-                let [bytes, timed] = [false, true].map(|timed| self.replay(&trace, design, timed));
-                out.add_row([format!("{name}, {design}"), bytes?, timed?]);
+                let [(bytes, _), (timed, bursts)] =
+                    [self.replay(&trace, design, false)?, self.replay(&trace, design, true)?];
+                let millions = |count: u64, seconds: f64| format!("{:.2}", 1e3 * rate(count, seconds));
+                out.add_row([
+                    format!("{name}, {design}"),
+                    millions(REQUESTS, bytes),
+                    millions(REQUESTS, timed),
+                    millions(bursts, timed),
+                ]);
             }
         }
         Ok(out)
     }
 
-    fn replay(&self, trace: &[u8], design: &str, timed: bool) -> Result<String> {
+    /// The seconds of a replay, and the bursts of DRAM that were timed.
+    fn replay(&self, trace: &[u8], design: &str, timed: bool) -> Result<(f64, u64)> {
         let mut options = Options::usual()?;
         if !timed {
             options.dram = None;
         }
         let subject = Subject::named(design)?;
-        let mut seconds = Vec::new();
+        let (mut seconds, mut bursts) = (Vec::new(), 0);
         for _ in 0..self.rounds {
             let begun = Instant::now();
             let done = compare(&mut Reader::new(trace)?, &[subject], &options)?;
             seconds.push(begun.elapsed().as_secs_f64());
-            ensure!(done.designs[0].requests == REQUESTS, "{design} left requests out");
+            let outcome = &done.designs[0];
+            ensure!(outcome.requests == REQUESTS, "{design} left requests out");
+            bursts = outcome.dram.as_ref().map_or(0, |dram| dram.commands.reads + dram.commands.writes);
         }
-        Ok(format!("{:.2}", 1e3 * rate(REQUESTS, median(seconds))))
+        Ok((median(seconds), bursts))
     }
 }
 

@@ -2,6 +2,9 @@ use super::*;
 
 #[path = "../../line-recorder/decode.rs"]
 mod decode;
+#[path = "../../line-recorder/pages.rs"]
+#[expect(clippy::cast_possible_truncation, reason = "of a number's lowest bits")]
+mod pages;
 
 fn lines(processors: u32, cache_bytes: usize) -> (tempfile::TempDir, Lines) {
     let folder = tempfile::tempdir().unwrap();
@@ -121,4 +124,65 @@ fn instructions_that_change_mappings_are_known_and_others_are_not() {
     for code in others {
         assert!(!decode::changes_mappings(code), "{code:x?}");
     }
+}
+
+#[test]
+fn other_ranges_have_pages_looked_up_again() {
+    let (_folder, lines) = lines(1, 0);
+    let changes = || lines.word(header::CHANGES).load(Ordering::Acquire);
+    let mut pages = pages::Pages::new();
+    pages.forget();
+    assert_eq!(pages.find(0x7000, changes()), None);
+    // Looked up before the window came up.
+    pages.remember(0x7000, 0, changes());
+    assert_eq!(pages.find(0x7fff, changes()), Some(0));
+    let before = changes();
+    let window = 0x1_0000_0000..0x2_0000_0000;
+    lines.watch(&[window]);
+    assert_eq!(pages.find(0x7000, changes()), None);
+    pages.remember(0x8000, 0x1_0000_8000, changes());
+    assert_eq!(pages.find(0x8004, changes()), Some(0x1_0000_8000));
+    // Of the ranges before nothing is left.
+    assert_eq!(pages.find(0x7000, changes()), None);
+    // Ranges that changed while a page was looked up: what was found is not believed.
+    pages.remember(0x9000, 0x1_0000_9000, before);
+    assert_eq!(pages.find(0x9000, changes()), None);
+}
+
+#[test]
+fn what_is_remembered_of_pages_is_what_was_said_last_or_nothing() {
+    let mut pages = pages::Pages::new();
+    pages.forget();
+    let (mut state, mut said) = (1_u64, std::collections::HashMap::new());
+    let mut below = |most: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % most
+    };
+    let (mut ranges, mut found) = (0, 0);
+    for _ in 0..200_000 {
+        let address = below(4096) << 12 | below(4096);
+        match below(1000) {
+            // More often than a key tells generations apart.
+            0..50 => {
+                pages.forget();
+                said.clear();
+            }
+            50..55 => {
+                ranges += 1;
+                said.clear();
+            }
+            55..400 => {
+                let place = below(3) << 12;
+                pages.remember(address, place, ranges);
+                said.insert(address >> 12, place);
+            }
+            _ => {
+                let known = pages.find(address, ranges);
+                found += usize::from(known.is_some());
+                // Another page may have taken its place.
+                assert!(known.is_none() || known == said.get(&(address >> 12)).copied());
+            }
+        }
+    }
+    assert!(found > 100, "{found}");
 }

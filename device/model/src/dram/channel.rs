@@ -4,6 +4,8 @@
 //! kept as a [`Want`] that changes only when its bank does, and what all banks of a group wait for
 //! is worked out once a command, not once a bank.
 
+use std::collections::VecDeque;
+
 use super::Kind;
 use super::profile::{Profile, Timing};
 
@@ -39,7 +41,7 @@ pub(super) struct Bank {
     activate: u64,
     precharge: u64,
     column: u64,
-    queue: Vec<Burst>,
+    queue: VecDeque<Burst>,
     /// The burst that is next.
     pick: usize,
     passed: u32,
@@ -163,7 +165,7 @@ impl Channel {
             activate: 0,
             precharge: 0,
             column: 0,
-            queue: Vec::new(),
+            queue: VecDeque::new(),
             pick: 0,
             passed: 0,
             want: 0,
@@ -191,7 +193,7 @@ impl Channel {
         let bank = &mut self.banks[place];
         let is_first = bank.queue.is_empty();
         let before = bank.pick;
-        bank.queue.push(burst);
+        bank.queue.push_back(burst);
         bank.choose();
         if is_first {
             bank.want = self.wants.len();
@@ -386,7 +388,8 @@ impl Channel {
     pub(super) fn serve(&mut self, next: Next, t: &Timing) -> (Burst, u64) {
         let bank = &mut self.banks[next.bank];
         bank.passed = if bank.pick == 0 { 0 } else { bank.passed + 1 };
-        let burst = bank.queue.remove(bank.pick);
+        let burst = bank.queue[bank.pick];
+        bank.queue.remove(bank.pick);
         bank.choose();
         let (rank, group) = (bank.rank, bank.group);
         let state = &mut self.ranks[rank];

@@ -8,8 +8,7 @@
 //! * Rows stay open until another is wanted. A burst is passed by so many younger ones and no more.
 //! * A refresh that is due goes before all else on its rank.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::VecDeque;
 
 use serde::Serialize;
 
@@ -83,8 +82,11 @@ pub struct Dram {
     profile: Profile,
     channels: Vec<Channel>,
     registers: usize,
-    /// When data of bursts that hold registers will be there.
-    busy: BinaryHeap<Reverse<u64>>,
+    /// When data of bursts that hold registers will be there. A channel has one data bus, so of
+    /// each channel they are in order.
+    busy: Vec<VecDeque<u64>>,
+    /// All of these.
+    held: usize,
     queued: usize,
     clock: u64,
     last: u64,
@@ -108,7 +110,8 @@ impl Dram {
         Ok(Self {
             channels: (0..profile.geometry.channels).map(|_| Channel::new(profile)).collect(),
             registers,
-            busy: BinaryHeap::with_capacity(registers + 1),
+            busy: vec![VecDeque::with_capacity(registers); profile.geometry.channels as usize],
+            held: 0,
             queued: 0,
             clock: 0,
             last: 0,
@@ -131,20 +134,20 @@ impl Dram {
         let mut at = access.at.max(self.clock);
         self.skip(at);
         loop {
-            while let Some(next) = self.next().filter(|(_, next)| *next < at) {
-                self.issue(next.0);
+            let next = self.next();
+            if let Some((channel, _)) = next.filter(|(_, next)| *next < at) {
+                self.issue(channel);
+                continue;
             }
-            while self.busy.peek().is_some_and(|Reverse(finished)| *finished <= at) {
-                self.busy.pop();
-            }
-            if self.busy.len() + self.queued < self.registers {
+            self.release(at);
+            if self.held + self.queued < self.registers {
                 break;
             }
             // All wait for the next data, or for the command that will bring some.
-            match (self.busy.peek(), self.next()) {
-                (Some(Reverse(finished)), Some((_, next))) if *finished <= next => at = *finished,
+            match (self.next_data(), next) {
+                (Some(finished), Some((_, next))) if finished <= next => at = finished,
                 (_, Some((channel, _))) => self.issue(channel),
-                (Some(Reverse(finished)), None) => at = *finished,
+                (Some(finished), None) => at = finished,
                 (None, None) => break,
             }
         }
@@ -186,7 +189,7 @@ impl Dram {
             let Some((channel, _)) = self.next() else { break };
             self.issue(channel);
         }
-        self.busy.clear();
+        self.release(u64::MAX);
         self.clock = self.clock.max(self.last);
         if let Some(wrong) = self.wrong.take() {
             return Err(wrong);
@@ -203,6 +206,21 @@ impl Dram {
             }
         }
         Ok(Outcome { counts, cycles: self.last, checked: self.checker.checked() })
+    }
+
+    /// When the next data of those that hold a register will be there.
+    fn next_data(&self) -> Option<u64> {
+        self.busy.iter().filter_map(|channel| channel.front().copied()).min()
+    }
+
+    /// Frees the registers of data that are there by then.
+    fn release(&mut self, at: u64) {
+        for channel in &mut self.busy {
+            while channel.front().is_some_and(|finished| *finished <= at) {
+                channel.pop_front();
+                self.held -= 1;
+            }
+        }
     }
 
     /// The channel whose next command is first, and when that is.
@@ -291,7 +309,8 @@ impl Dram {
                 *count += 1;
                 self.queued -= 1;
                 self.last = self.last.max(finished);
-                self.busy.push(Reverse(finished));
+                self.busy[at].push_back(finished);
+                self.held += 1;
                 self.done.push(Done { tag: burst.tag, admitted: burst.admitted, finished });
             }
         }

@@ -252,6 +252,46 @@ fn a_schedule_stays_what_it_was_to_the_cycle() {
     assert_eq!(sums, was);
 }
 
+/// The same of bundles as `trace` fetches them, long runs of one row, with a line here and there
+/// between them.
+#[test]
+fn a_schedule_of_long_runs_stays_what_it_was_to_the_cycle() {
+    let sums =
+        [(1, 0, 64), (1, 30, 64), (2, 10, 64), (1, 0, 3), (4, 50, 200)].map(|(ranks, writes, registers)| {
+            let mut profile = profile();
+            profile.geometry.ranks = ranks;
+            let mut numbers = Numbers(13);
+            let mut dram = Dram::new(&profile, registers).unwrap();
+            let (mut now, mut done, mut tag) = (0, Vec::new(), 0);
+            for run in 0..1000 {
+                now += if run % 300 < 200 { 0 } else { numbers.below(400) };
+                let first = numbers.below(1 << 24) & !63;
+                let write = numbers.below(100) < writes;
+                for line in first..first + 1 + numbers.below(64) {
+                    dram.push(&Access { at: now, place: profile.geometry.by_row(line), write, tag });
+                    tag += 1;
+                    if numbers.below(40) == 0 {
+                        let place = profile.geometry.by_line(numbers.below(1 << 12));
+                        dram.push(&Access { at: now, place, write: false, tag });
+                        tag += 1;
+                    }
+                }
+            }
+            let cycles = dram.finish().unwrap().cycles;
+            dram.take_done(&mut done);
+            let bytes = done.iter().flat_map(|done| [done.tag, done.admitted, done.finished]);
+            (cycles, crc32c::crc32c(&bytes.flat_map(u64::to_le_bytes).collect::<Vec<_>>()))
+        });
+    let was = [
+        (179_145, 2_100_681_190),
+        (374_334, 4_183_905_673),
+        (261_031, 43_434_826),
+        (647_824, 4_116_411_155),
+        (232_774, 776_772_397),
+    ];
+    assert_eq!(sums, was);
+}
+
 /// A stream over all channels and bank groups gets nearly all of the bus.
 #[test]
 fn a_stream_is_bound_by_the_bus() {
