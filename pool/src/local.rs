@@ -266,8 +266,16 @@ fn tell_class(file: &File, range: Range<u64>, class: Option<&Class>) -> Result<(
     }
     let class = class.map(|class| format!(" {class}")).unwrap_or_default();
     let said = format!("{}+{}{class}", range.start, range.end - range.start);
-    fsetxattr(file, "user.lamina.class", said.as_bytes(), XattrFlags::empty())
-        .map_err(|why| PoolError::Declare(format!("bytes {said}: {why}")))
+    fsetxattr(file, "user.lamina.class", said.as_bytes(), XattrFlags::empty()).map_err(|why| {
+        let hint = match why {
+            rustix::io::Errno::INVAL => {
+                ": the device knows no such format or rows, or their windows do not come out even \
+                     with the pool's own"
+            }
+            _ => "",
+        };
+        PoolError::Declare(format!("bytes {said}: {why}{hint}"))
+    })
 }
 
 /// How large a pool in a file is: as the file, or `bytes` if it is empty or not there.

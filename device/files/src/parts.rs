@@ -4,6 +4,8 @@
 //! * A part's class is written nowhere but in where its bytes lie: in a slab of that class. Whoever
 //!   makes a part lie nowhere, by a hole, makes it the file's own again.
 //! * What is said of a part keeps its bytes. They move to another slab, in one record.
+//! * A part's units are a multiple of the file's, or the file's of them: so what is cut off the file
+//!   is whole units of either.
 //! * A part begins with a unit of its class, whatever the offset. What is behind its last whole
 //!   unit is the file's own.
 
@@ -48,6 +50,10 @@ impl Files {
             let node = core.state.file(inode)?;
             let own = Class::of(node).without_loss()?;
             let class = class.unwrap_or(own);
+            let (part, file) = (class.unit(), own.unit());
+            if !part.is_multiple_of(file) && !file.is_multiple_of(part) {
+                return Err(FileError::Units { part, file });
+            }
             let end = node.meta.size;
             if range.end > end {
                 return Err(FileError::TooLarge { bytes: range.end });
@@ -105,7 +111,7 @@ impl Files {
         for (ranges, class) in parts {
             for range in ranges {
                 let mut at = range.start;
-                let places = self.core.lock().space.take(class, range.end - range.start, None)?;
+                let places = self.take(&mut self.core.lock(), class, range.end - range.start)?;
                 for (dpa, length) in places {
                     changes.push(Change::Map { inode, at, dpa, length });
                     to.insert(at, dpa, length);
