@@ -11,6 +11,9 @@
 
 use std::ops::Range;
 
+use lamina_codec::format::Format;
+use lamina_device::layout::Layout;
+
 use super::class::Class;
 use super::data::held;
 use super::error::FileError;
@@ -20,7 +23,7 @@ use super::{Caller, Core, Files, space};
 
 /// The attribute that says what a part of a file is, each time it is set: `OFFSET+LENGTH`, and
 /// behind it a format and perhaps a layout, or nothing for what the file is.
-pub(crate) const PART: &[u8] = b"user.lamina.class";
+pub const PART: &[u8] = b"user.lamina.class";
 
 const FORM: FileError = FileError::Invalid { what: "a part's class is OFFSET+LENGTH[ FORMAT[ KV]]" };
 const UNEVEN: FileError = FileError::Invalid { what: "the part does not end with units of the file" };
@@ -34,6 +37,18 @@ fn of_text(value: &[u8]) -> Result<(Range<u64>, Option<Class>), FileError> {
     let (start, length) = (number(start)?, number(length)?);
     let end = start.checked_add(length).ok_or(FileError::TooLarge { bytes: start })?;
     Ok((start..end, class.map(Class::of_text).transpose()?))
+}
+
+/// Where a part is, and its format and layout: none if it is what the whole is.
+pub type SaidOfPart = (Range<u64>, Option<(Format, Layout)>);
+
+/// What the value of [`PART`] says.
+///
+/// # Errors
+/// [`FileError::Invalid`], [`FileError::TooLarge`] and what formats and layouts refuse.
+pub fn said_of_part(value: &[u8]) -> Result<SaidOfPart, FileError> {
+    let (range, class) = of_text(value)?;
+    Ok((range, class.map(|class| (class.format(), class.layout()))))
 }
 
 impl Files {
