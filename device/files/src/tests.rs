@@ -265,7 +265,7 @@ fn go(files: &mut Files, device: &Arc<Device>, model: &mut Model, step: &Step) -
                 }
                 2 => drop(files.remove_attribute(Caller::default(), inode, b"user.lamina.kv")),
                 3 => {
-                    files.set_attribute(Caller::default(), inode, b"user.lamina.kv", b"64,64", None).unwrap()
+                    files.set_attribute(Caller::default(), inode, b"user.lamina.kv", b"64,64", None).unwrap();
                 }
                 _ => files
                     .set_attribute(Caller::default(), inode, b"user.lamina.format", b"bf16", None)
@@ -663,9 +663,9 @@ fn parts_whose_units_are_not_the_files_own_are_refused() {
     for part in ["0+24576 bf16", "24576+24576 bf16 64,128"] {
         set(b"user.lamina.class", part).unwrap();
     }
-    for (start, end) in [(0, 16384), (8192, 40960)] {
-        files.punch(inode, &(start..end)).unwrap();
-        files.write(inode, start, &held[start as usize..end as usize], false).unwrap();
+    for (start, end) in [(0, 16384_usize), (8192, 40960)] {
+        files.punch(inode, &(start as u64..end as u64)).unwrap();
+        files.write(inode, start as u64, &held[start..end], false).unwrap();
         assert!(files.core.lock().space.is_even());
     }
     assert!(contents(&files, inode) == held);

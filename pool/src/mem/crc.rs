@@ -16,6 +16,8 @@ use std::ptr;
 
 use crc_fast::{CrcAlgorithm, Digest};
 
+use super::LINE;
+
 /// Bytes that are copied and checked at a time by whom that takes two passes: they stay in the
 /// nearest cache.
 pub(crate) const PIECE: usize = 16 << 10;
@@ -69,11 +71,25 @@ impl Crc {
     /// # Safety
     /// As many bytes are mapped at `from`, and are not those of `into`.
     pub(crate) unsafe fn load(&mut self, from: *const u8, into: &mut [u8]) {
-        let target = into.as_mut_ptr();
-        // SAFETY: `into` is Rust's and as long, and the caller promises the rest.
-        let done = unsafe { self.fold(from, target, into.len(), Stores::Cached) };
-        let (mut from, rest) = (from.wrapping_add(done), &mut into[done..]);
-        for piece in rest.chunks_mut(PIECE) {
+        // Stores that reach over a line's end cost twice, loads hardly more.
+        let head = into.as_ptr().align_offset(LINE as usize).min(into.len());
+        let (head, rest) = into.split_at_mut(head);
+        // SAFETY: `head` is the first of what the caller promises.
+        unsafe { self.load_twice(from, head) };
+        let (from, target) = (from.wrapping_add(head.len()), rest.as_mut_ptr());
+        // SAFETY: `rest` is Rust's and belongs to `from`, and the caller promises the other part.
+        let done = unsafe { self.fold(from, target, rest.len(), Stores::Cached) };
+        // SAFETY: the same of what is left.
+        unsafe { self.load_twice(from.wrapping_add(done), &mut rest[done..]) };
+    }
+
+    /// Loads bytes and adds them, one after the other.
+    ///
+    /// # Safety
+    /// As of [`Self::load`].
+    unsafe fn load_twice(&mut self, from: *const u8, into: &mut [u8]) {
+        let mut from = from;
+        for piece in into.chunks_mut(PIECE) {
             // SAFETY: `piece` is what of `into` belongs to `from`, where as many bytes are mapped.
             unsafe { ptr::copy_nonoverlapping(from, piece.as_mut_ptr(), piece.len()) };
             self.update(piece);
@@ -90,7 +106,7 @@ impl Crc {
         let (mut from, mut into) = (from, into);
         let mut stores = Stores::Cached;
         if from.len() >= PIECE {
-            let (head, rest) = from.split_at(into.align_offset(64).min(from.len()));
+            let (head, rest) = from.split_at(into.align_offset(LINE as usize).min(from.len()));
             // SAFETY: `head` is the first of `from`, for which there is a place at `into`.
             unsafe { self.store_twice(head, into) };
             (from, into, stores) = (rest, into.wrapping_add(head.len()), Stores::Streamed);
@@ -120,7 +136,7 @@ impl Crc {
     ///
     /// # Safety
     /// `length` bytes are mapped at `from` and for stores at `into`, and are not the same; `into`
-    /// is a multiple of 64 if they are streamed.
+    /// begins a line if they are streamed.
     #[cfg(target_arch = "x86_64")]
     unsafe fn fold(&mut self, from: *const u8, into: *mut u8, length: usize, stores: Stores) -> usize {
         if length < FEW || !avx512::is_available() {

@@ -76,9 +76,11 @@ impl Map {
     pub(crate) fn load(&self, at: u64, into: &mut [u8]) -> Result<(), MemError> {
         let from = self.at(at, into.len())?;
         if into.len() <= WORDS && at.is_multiple_of(8) && into.len().is_multiple_of(8) {
-            for (index, word) in into.chunks_exact_mut(8).enumerate() {
-                let held = self.word(at + 8 * index as u64)?;
-                word.copy_from_slice(&held.load(Ordering::Relaxed).to_le_bytes());
+            for (index, word) in into.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+                // SAFETY: a word of the range, which begins at a multiple of eight as the mapping
+                // does. All accesses of words are atomic.
+                let held = unsafe { AtomicU64::from_ptr(from.add(8 * index).cast()) };
+                *word = held.load(Ordering::Relaxed).to_le_bytes();
             }
             return Ok(());
         }
@@ -92,7 +94,9 @@ impl Map {
         let into = self.at(at, from.len())?;
         if from.len() <= WORDS && at.is_multiple_of(8) && from.len().is_multiple_of(8) {
             for (index, word) in from.as_chunks::<8>().0.iter().enumerate() {
-                self.word(at + 8 * index as u64)?.store(u64::from_le_bytes(*word), Ordering::Release);
+                // SAFETY: as for loads.
+                let held = unsafe { AtomicU64::from_ptr(into.add(8 * index).cast()) };
+                held.store(u64::from_le_bytes(*word), Ordering::Release);
             }
             return Ok(());
         }

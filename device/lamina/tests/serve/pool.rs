@@ -364,7 +364,8 @@ fn a_view_is_had_of_what_is_of_a_class_in_the_base_window() {
             "{tensors}"
         );
         assert_eq!(pool.read(&key).unwrap().as_deref(), Some(&bytes[..]));
-        drop(server);
+        server.signal(Signal::SIGTERM);
+        assert!(server.end().success());
         serving.stop().unwrap();
         assert_eq!(told(&["check", &base, "--json"])["problems"], json!([]));
     });
