@@ -17,7 +17,7 @@ from typing import Any
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 
 from ._control import LaminaError
-from .pool import NODES, SIZE, open_for
+from .pool import NODES, SIZE, Rows, open_for
 
 __all__ = ["HiCachePool"]
 
@@ -48,7 +48,10 @@ class HiCachePool(HiCacheStorage):  # type: ignore[misc]
             kv=None if channels is None else (int(channels), int(extra.get("window", 128))),
         )
         # Of a pool that was made with others they are a class of their own.
-        self._format, self._kv = (None, None) if said is None else said
+        self._format: str | None = None
+        self._kv: Rows | None = None
+        if said is not None:
+            self._format, self._kv = said
         self._prefix = _identity(storage_config)
 
     def _name(self, key: str) -> str:

@@ -366,8 +366,9 @@ fn a_view_is_had_of_what_is_of_a_class_in_the_base_window() {
         assert_eq!(pool.read(&key).unwrap().as_deref(), Some(&bytes[..]));
         server.signal(Signal::SIGTERM);
         assert!(server.end().success());
-        serving.stop().unwrap();
+        // Who has the server's number next waits until that is recovered.
         assert_eq!(told(&["check", &base, "--json"])["problems"], json!([]));
+        serving.stop().unwrap();
     });
 }
 
