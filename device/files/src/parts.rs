@@ -4,8 +4,8 @@
 //! * A part's class is written nowhere but in where its bytes lie: in a slab of that class. Whoever
 //!   makes a part lie nowhere, by a hole, makes it the file's own again.
 //! * What is said of a part keeps its bytes. They move to another slab, in one record.
-//! * A part's units are a multiple of the file's, or the file's of them: so what is cut off the file
-//!   is whole units of either.
+//! * A part's units are a multiple of the file's, or the file's of them: so what is cut off the
+//!   file is whole units of either.
 //! * A part begins with a unit of its class, whatever the offset. What is behind its last whole
 //!   unit is the file's own.
 

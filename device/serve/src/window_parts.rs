@@ -4,8 +4,8 @@
 //!   file needs nothing else. Of each the device has a tensor, of which readers take views.
 //! * A part of no class has none. What lies in a tensor of a pool that was made with a class stays
 //!   what that is.
-//! * A worker does it. So it waits for nothing of the kernel's: pages of the directory, and of views
-//!   that go, are dropped soon after.
+//! * A worker does it. So it waits for nothing of the kernel's: pages of the directory, and of
+//!   views that go, are dropped soon after.
 
 use std::io;
 use std::ops::Range;

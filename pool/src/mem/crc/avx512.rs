@@ -61,7 +61,7 @@ pub(super) unsafe fn copy<const STREAM: bool>(
     state: u32,
 ) -> [u8; FOLDED] {
     let load = |at: usize, line: usize| {
-        // SAFETY: `at` is at most `length - FOLDED` and `line` below 4, so 64 bytes are mapped there.
+        // SAFETY: `at` is at most `length - FOLDED` and `line` below 4: 64 bytes are mapped there.
         unsafe { _mm512_loadu_si512(from.add(at + LINE * line).cast()) }
     };
     let store = |at: usize, line: usize, bytes| {
