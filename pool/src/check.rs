@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use crate::class::UNTOLD;
+use crate::class::{self, UNTOLD};
 use crate::error::PoolError;
 use crate::heap::{Owner, is_taken};
 use crate::layout::{ALLOC, PINS, SLOTS, Slot};
@@ -269,7 +269,15 @@ impl Pool {
             let (first, length) = member.layout.all_chunks();
             member.lines.invalidate(first, length)?;
             // Looking at the directory completes that.
-            let known = self.classes()?;
+            let (known, damaged) = self.classes()?;
+            for class in damaged {
+                let at = member.layout.class(class.0);
+                found.say("a class that does not check", at);
+                if repair {
+                    member.lines.store(at, &class::lost_line())?;
+                    member.lines.publish(at, LINE)?;
+                }
+            }
             let mut inner = 0;
             for chunk in 0..member.layout.geometry.chunks {
                 if !is_taken(member, chunk)? {

@@ -9,6 +9,9 @@
 //! A node that dies on the way leaves a free chunk that is untold. So no chunk with something in
 //! it is of another class than the device knows; and if it were, no byte would change by that: what
 //! a class chooses is without loss.
+//!
+//! A line that is damaged is nobody's to take: chunks bear its number. `check` tells it, and a
+//! repair marks it as lost for good.
 
 use std::fmt;
 
@@ -21,6 +24,8 @@ use crate::mem::LINE;
 use crate::member::Member;
 use crate::pool::Pool;
 
+/// Bytes of the directory.
+const DIRECTORY: usize = CLASSES as usize * LINE as usize;
 /// Bytes that a class's text may have: what a line holds behind its length and before its check.
 const TEXT: usize = LINE as usize - 5;
 
@@ -103,6 +108,19 @@ impl Class {
     }
 }
 
+/// What is in place of a class's line that was damaged: the number is not given to another.
+pub(crate) fn lost_line() -> [u8; LINE as usize] {
+    let mut line = [0; LINE as usize];
+    line[1] = 1;
+    seal(&mut line);
+    line
+}
+
+/// Whether nothing was ever written to a line of the directory.
+fn is_free(line: &[u8]) -> bool {
+    line.iter().all(|byte| *byte == 0)
+}
+
 impl fmt::Display for Class {
     /// The format, and behind it the layout: `bf16 1024,128`.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -135,11 +153,16 @@ pub(crate) fn directory(bytes: &[u8], at: u64) -> Vec<Option<Class>> {
     lines.take(CLASSES as usize).map(Class::of_line).collect()
 }
 
+/// The class of the chunk in which `at` lies, which is in use.
+pub(crate) fn class_at(member: &Member, at: u64) -> Result<Option<ClassId>, PoolError> {
+    let Some(chunk) = member.layout.chunk_of(at) else { return Ok(None) };
+    member.lines.consume(member.layout.chunk(chunk), 16)?;
+    Ok(Some(Owner::load(member, chunk)?.class))
+}
+
 /// How the class is written of what lies at `at`, which is pinned.
 pub(crate) fn written(member: &Member, directory: &[Option<Class>], at: u64) -> Result<String, PoolError> {
-    let Some(chunk) = member.layout.chunk_of(at) else { return Ok(String::new()) };
-    member.lines.consume(member.layout.chunk(chunk), 16)?;
-    let number = usize::from(Owner::load(member, chunk)?.class.0);
+    let number = class_at(member, at)?.map_or(0, |class| usize::from(class.0));
     let class = directory.get(number).and_then(Option::as_ref);
     Ok(class.map(ToString::to_string).unwrap_or_default())
 }
@@ -206,28 +229,39 @@ impl Pool {
 
     /// The directory, as the memory has it.
     pub(crate) fn directory(&self) -> Result<Vec<Option<Class>>, PoolError> {
-        let (at, mut bytes) = (self.member.layout.class(0), [0; (CLASSES as u64 * LINE) as usize]);
+        Ok(directory(&self.directory_bytes()?, 0))
+    }
+
+    fn directory_bytes(&self) -> Result<[u8; DIRECTORY], PoolError> {
+        let (at, mut bytes) = (self.member.layout.class(0), [0; DIRECTORY]);
         self.member.lines.consume(at, bytes.len() as u64)?;
         self.member.lines.load(at, &mut bytes)?;
-        Ok(directory(&bytes, 0))
+        Ok(bytes)
     }
 
-    /// The classes that chunks in use may have.
-    pub(crate) fn classes(&self) -> Result<Vec<ClassId>, PoolError> {
-        let directory = self.directory()?;
-        let known = directory.iter().enumerate().filter(|(_, class)| class.is_some());
-        Ok(known.map(|(number, _)| ClassId(number as u8)).chain([OWN, UNTOLD]).collect())
+    /// The classes that chunks in use may have, and those whose lines do not check.
+    pub(crate) fn classes(&self) -> Result<(Vec<ClassId>, Vec<ClassId>), PoolError> {
+        let (mut known, mut damaged) = (vec![OWN, UNTOLD], Vec::new());
+        for (number, line) in self.directory_bytes()?.chunks_exact(LINE as usize).enumerate() {
+            let class = ClassId(number as u8);
+            if Class::of_line(line).is_some() {
+                known.push(class);
+            } else if !is_free(line) && line != lost_line() {
+                damaged.push(class);
+            }
+        }
+        Ok((known, damaged))
     }
 
-    /// The number of a class, and the first that is free.
+    /// The number of a class, and the first that was never given to one.
     fn find_class(&self, class: &Class) -> Result<(Option<ClassId>, Option<ClassId>), PoolError> {
-        let directory = self.directory()?;
-        // The first is the pool's own, which has no line.
-        let number = |wanted: Option<&Class>| {
-            let found = directory.iter().skip(1).position(|known| known.as_ref() == wanted);
+        let bytes = self.directory_bytes()?;
+        let number = |is_wanted: &dyn Fn(&[u8]) -> bool| {
+            // The first is the pool's own, which has no line.
+            let found = bytes.chunks_exact(LINE as usize).skip(1).position(is_wanted);
             found.map(|behind| ClassId(behind as u8 + 1))
         };
-        Ok((number(Some(class)), number(None)))
+        Ok((number(&|line| Class::of_line(line).as_ref() == Some(class)), number(&is_free)))
     }
 }
 
@@ -246,7 +280,9 @@ mod tests {
                 assert_eq!(Class::of_line(&line), None, "{class}, bit {bit}");
             }
         }
-        assert_eq!(Class::of_line(&[0; LINE as usize]), None);
+        for (line, free) in [([0; LINE as usize], true), (lost_line(), false)] {
+            assert_eq!((Class::of_line(&line), is_free(&line)), (None, free));
+        }
         for (format, kv) in [
             ("", None),
             ("bf 16", None),

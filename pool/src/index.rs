@@ -12,14 +12,14 @@
 
 use std::sync::Arc;
 
-use crc_fast::{CrcAlgorithm, Digest};
-
+use crate::class::Class;
 use crate::error::PoolError;
 use crate::key::Key;
-use crate::layout::{BODY_BYTES, crc, word};
+use crate::layout::{BODY_BYTES, word};
+use crate::mem::Crc;
 use crate::member::{Wait, locked};
-use crate::pool::{PIECE, Pool};
-use crate::server::{self, ANSWERED, FULL, READY, YOURS};
+use crate::pool::Pool;
+use crate::server::{self, ANSWERED, FULL, NO_CLASS, READY, YOURS};
 use crate::table::Tag;
 
 /// How often something is asked again whose answer was lost.
@@ -38,7 +38,16 @@ pub trait Index: Send + Sync {
     ///
     /// # Errors
     /// [`PoolError::NoServer`], [`PoolError::Full`], [`PoolError::Fenced`].
-    fn store(&self, key: Key, pieces: &[&[u8]]) -> Result<bool, PoolError>;
+    fn store(&self, key: Key, pieces: &[&[u8]]) -> Result<bool, PoolError> {
+        self.store_of(None, key, pieces)
+    }
+
+    /// [`Index::store`] of what is of a class; none is the pool's own.
+    ///
+    /// # Errors
+    /// As that; [`PoolError::Declare`] if the device does not take the class,
+    /// [`PoolError::Classes`].
+    fn store_of(&self, class: Option<&Class>, key: Key, pieces: &[&[u8]]) -> Result<bool, PoolError>;
 
     /// Reads a block into pieces one after the other, which together are as long. Whether it was
     /// there.
@@ -59,8 +68,8 @@ impl Index for Pool {
         Self::prefix(self, keys)
     }
 
-    fn store(&self, key: Key, pieces: &[&[u8]]) -> Result<bool, PoolError> {
-        Self::store(self, key, pieces)
+    fn store_of(&self, class: Option<&Class>, key: Key, pieces: &[&[u8]]) -> Result<bool, PoolError> {
+        self.of(class)?.store(key, pieces)
     }
 
     fn read_into(&self, key: &Key, pieces: &mut [&mut [u8]]) -> Result<bool, PoolError> {
@@ -127,13 +136,12 @@ impl ServedIndex {
     /// asked.
     fn fill(&self, at: u64, pieces: &[&[u8]]) -> Result<u32, PoolError> {
         let lines = &self.pool.member.lines;
-        let (mut done, mut digest) = (0, Digest::new(CrcAlgorithm::Crc32Iscsi));
-        for part in pieces.iter().flat_map(|piece| piece.chunks(PIECE)) {
-            digest.update(part);
-            lines.ntstore(at + done, part)?;
-            done += part.len() as u64;
+        let (mut done, mut crc) = (0, Crc::default());
+        for piece in pieces {
+            lines.ntstore_checked(at + done, piece, &mut crc)?;
+            done += piece.len() as u64;
         }
-        Ok(if done == 0 { crc(&[]) } else { digest.finalize() as u32 })
+        Ok(crc.finish())
     }
 }
 
@@ -142,7 +150,7 @@ impl Index for ServedIndex {
         let mut found = 0;
         for part in keys.chunks(BODY_BYTES as usize / 16) {
             let bytes: Vec<u8> = part.iter().flat_map(|key| key.0).collect();
-            let sent = [part.len() as u64, u64::from(crc(&bytes))];
+            let sent = [part.len() as u64, u64::from(Crc::of(&bytes))];
             let (_, answer) = self.ask(server::PREFIX, &server::words(&sent), &bytes)?;
             let there = (word(&answer, 0) as usize).min(part.len());
             found += there;
@@ -154,14 +162,21 @@ impl Index for ServedIndex {
         Ok(found)
     }
 
-    fn store(&self, key: Key, pieces: &[&[u8]]) -> Result<bool, PoolError> {
+    fn store_of(&self, class: Option<&Class>, key: Key, pieces: &[&[u8]]) -> Result<bool, PoolError> {
         let pool = &self.pool;
+        // What a class is stands in the pool, where whoever serves finds it.
+        let number = u64::from(pool.of(class)?.class.0);
         let Some(_one) = pool.storing(key) else { return Ok(false) };
         let length: u64 = pieces.iter().map(|piece| piece.len() as u64).sum();
-        let asked = [&key.0[..], &length.to_le_bytes()].concat();
+        let asked = [&key.0[..], &length.to_le_bytes(), &number.to_le_bytes()].concat();
         let place = match self.ask(server::RESERVE, &asked, &[])? {
             (YOURS, place) => place,
             (FULL, _) => return Err(PoolError::Full { bytes: length }),
+            (NO_CLASS, _) => {
+                let class = class.map(ToString::to_string).unwrap_or_default();
+                let why = "the device refuses it of who serves the index";
+                return Err(PoolError::Declare(format!("{class}: {why}")));
+            }
             _ => return Ok(false),
         };
         let (slot, tag, at) = (word(&place, 0), word(&place, 1), word(&place, 2));

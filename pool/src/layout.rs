@@ -27,7 +27,7 @@
 use std::ops::Range;
 
 use crate::error::PoolError;
-use crate::mem::{LINE, Lines};
+use crate::mem::{Crc, LINE, Lines};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"LAMIPOOL");
 /// 2: slots may hold named blocks, of which programs of version 1 know nothing. 3: nodes tell what
@@ -495,19 +495,15 @@ pub(crate) fn word(bytes: &[u8], index: usize) -> u64 {
     bytes.as_chunks::<8>().0.get(index).map_or(0, |word| u64::from_le_bytes(*word))
 }
 
-pub(crate) fn crc(bytes: &[u8]) -> u32 {
-    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
-}
-
 /// Puts a record's check into its last four bytes.
 pub(crate) fn seal(record: &mut [u8]) {
     let (rest, last) = record.split_at_mut(record.len() - 4);
-    last.copy_from_slice(&crc(rest).to_le_bytes());
+    last.copy_from_slice(&Crc::of(rest).to_le_bytes());
 }
 
 pub(crate) fn is_sealed(record: &[u8]) -> bool {
     let (rest, last) = record.split_at(record.len() - 4);
-    last == crc(rest).to_le_bytes()
+    last == Crc::of(rest).to_le_bytes()
 }
 
 #[cfg(test)]

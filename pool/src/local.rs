@@ -32,15 +32,11 @@ const MAKER: i64 = FIRST - 1;
 const TIMEOUT: u64 = 2_000;
 const PATIENCE: u64 = 60_000;
 
-/// Who tells the device what a range of the file is; of `None` what the file is.
-pub type Tell = dyn Fn(Range<u64>, Option<&Class>) -> Result<(), PoolError> + Send + Sync;
-
 /// Processes of one host.
 pub struct Processes {
     file: File,
     node: u32,
     began: Instant,
-    tell: Option<Box<Tell>>,
 }
 
 fn byte(kind: libc::c_int, at: i64) -> libc::flock {
@@ -64,7 +60,7 @@ impl Processes {
         let range = wanted.map_or(0..nodes, |node| node..node.saturating_add(1).min(nodes));
         for node in range {
             if fcntl(&file, FcntlArg::F_OFD_SETLK(&byte(libc::F_WRLCK, FIRST + i64::from(node)))).is_ok() {
-                return Ok(Self { file, node, began: Instant::now(), tell: None });
+                return Ok(Self { file, node, began: Instant::now() });
             }
         }
         Err(match wanted {
@@ -106,9 +102,7 @@ impl Host for Processes {
     }
 
     fn declare(&self, range: Range<u64>, class: Option<&Class>) -> Result<(), PoolError> {
-        self.tell
-            .as_ref()
-            .map_or_else(|| tell_class(&self.file, range.clone(), class), |tell| tell(range.clone(), class))
+        tell_class(&self.file, range, class)
     }
 
     fn is_gone(&self, node: u32, _: u32) -> bool {
@@ -231,11 +225,13 @@ pub fn create_declared(
     if metadata.is_file() && metadata.len() < bytes {
         file.set_len(bytes).map_err(fail)?;
     }
-    declare(geometry.data()?)?;
     if is_of_mount(&file) {
-        // What a pool that was there before had said of its chunks. Only files in `files/` have it.
-        let _ = tell_class(&file, geometry.data()?, None);
+        // What a pool that was there before had said of its chunks, whatever its geometry. A file
+        // whose units do not come out even takes it of the chunks alone.
+        let all = 0..metadata.len().max(bytes);
+        let _ = tell_class(&file, all, None).or_else(|_| tell_class(&file, geometry.data()?, None));
     }
+    declare(geometry.data()?)?;
     let memory = Mapped::new(Map::new(&file, path, None)?);
     Pool::create(Arc::new(memory), geometry)?;
     mark(&file);
@@ -266,8 +262,17 @@ fn tell_class(file: &File, range: Range<u64>, class: Option<&Class>) -> Result<(
     }
     let class = class.map(|class| format!(" {class}")).unwrap_or_default();
     let said = format!("{}+{}{class}", range.start, range.end - range.start);
-    fsetxattr(file, "user.lamina.class", said.as_bytes(), XattrFlags::empty())
-        .map_err(|why| PoolError::Declare(format!("bytes {said}: {why}")))
+    fsetxattr(file, "user.lamina.class", said.as_bytes(), XattrFlags::empty()).map_err(|why| {
+        let hint = match why {
+            rustix::io::Errno::INVAL => {
+                ": the device knows no such format or rows, or their windows do not come out even with \
+                 the pool's own"
+            }
+            rustix::io::Errno::EXIST => ": they overlap a tensor, as a pool's that was made with a class",
+            _ => "",
+        };
+        PoolError::Declare(format!("bytes {said}: {why}{hint}"))
+    })
 }
 
 /// How large a pool in a file is: as the file, or `bytes` if it is empty or not there.
@@ -318,23 +323,9 @@ impl Pool {
     /// # Errors
     /// [`PoolError::File`], [`PoolError::NoPool`], [`PoolError::Nodes`].
     pub fn open(path: &Path) -> Result<Self, PoolError> {
-        Self::open_as(path, None)
-    }
-
-    /// [`Pool::open`], where `tell` tells the device what chunks are. Otherwise an attribute of the
-    /// file does, which files in `files/` of a mount have, and no other.
-    ///
-    /// # Errors
-    /// As [`Pool::open`].
-    pub fn open_telling(path: &Path, tell: Box<Tell>) -> Result<Self, PoolError> {
-        Self::open_as(path, Some(tell))
-    }
-
-    fn open_as(path: &Path, tell: Option<Box<Tell>>) -> Result<Self, PoolError> {
         let memory = memory(path)?;
         let geometry = Self::geometry(memory.clone())?;
-        let mut host = Processes::claim(open_file(path)?, geometry.nodes, None)?;
-        host.tell = tell;
+        let host = Processes::claim(open_file(path)?, geometry.nodes, None)?;
         let node = host.node();
         Self::attach(memory, Arc::new(host), node)
     }

@@ -11,6 +11,7 @@
 //! | [`Hosted`] | Lamina's hosts that are not coherent: its control port flushes and invalidates |
 //! | [`Simulated`] | tests: private lines for each node, seeded eviction, write-back and prefetch |
 
+mod crc;
 mod hardware;
 mod hosted;
 mod mapped;
@@ -22,6 +23,8 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+pub use crc::Crc;
+pub(crate) use crc::PIECE;
 pub use hardware::{Hardware, Instructions, Processor};
 pub use hosted::{Hosted, Port, Revoke, Socket};
 pub use mapped::{Map, Mapped, length};
@@ -116,6 +119,32 @@ pub trait CxlMem: Send + Sync {
     /// [`MemError::End`].
     fn ntstore(&self, at: u64, from: &[u8]) -> Result<(), MemError>;
 
+    /// [`CxlMem::load`], which adds the bytes to a check.
+    ///
+    /// # Errors
+    /// [`MemError::End`].
+    fn load_checked(&self, at: u64, into: &mut [u8], crc: &mut Crc) -> Result<(), MemError> {
+        inside(at, into.len() as u64, self.bytes())?;
+        for (place, piece) in (at..).step_by(PIECE).zip(into.chunks_mut(PIECE)) {
+            self.load(place, piece)?;
+            crc.update(piece);
+        }
+        Ok(())
+    }
+
+    /// [`CxlMem::ntstore`], which adds the bytes to a check.
+    ///
+    /// # Errors
+    /// [`MemError::End`].
+    fn ntstore_checked(&self, at: u64, from: &[u8], crc: &mut Crc) -> Result<(), MemError> {
+        inside(at, from.len() as u64, self.bytes())?;
+        for (place, piece) in (at..).step_by(PIECE).zip(from.chunks(PIECE)) {
+            crc.update(piece);
+            self.ntstore(place, piece)?;
+        }
+        Ok(())
+    }
+
     /// Writes the lines of a range back, by the next fence.
     ///
     /// # Errors
@@ -196,6 +225,14 @@ impl Lines {
 
     pub(crate) fn ntstore(&self, at: u64, from: &[u8]) -> Result<(), MemError> {
         self.mem.ntstore(at, from)
+    }
+
+    pub(crate) fn load_checked(&self, at: u64, into: &mut [u8], crc: &mut Crc) -> Result<(), MemError> {
+        self.mem.load_checked(at, into, crc)
+    }
+
+    pub(crate) fn ntstore_checked(&self, at: u64, from: &[u8], crc: &mut Crc) -> Result<(), MemError> {
+        self.mem.ntstore_checked(at, from, crc)
     }
 
     pub(crate) fn word(&self, at: u64) -> Result<u64, MemError> {

@@ -1,13 +1,12 @@
 //! What has a name: objects, and blocks that are evicted as others are; and both stored from and
 //! read into memory that is no slice of Rust's, a piece at a time.
 
-use crc_fast::{CrcAlgorithm, Digest};
-
 use crate::class::Classed;
 use crate::error::PoolError;
 use crate::key::Key;
+use crate::mem::{Crc, PIECE};
 use crate::member::Wait;
-use crate::pool::{MOST_NAME, PIECE, Pool};
+use crate::pool::{MOST_NAME, Pool};
 use crate::prefix::{Reservation, Reserved};
 use crate::table::{Pin, State};
 
@@ -32,18 +31,17 @@ impl Held<'_> {
     pub fn read(&self, mut part: impl FnMut(&[u8])) -> Result<(), PoolError> {
         let (entry, member) = (&self.pin.entry, &self.pool.member);
         member.lines.consume(entry.at, entry.length)?;
-        let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+        let mut crc = Crc::default();
         let mut piece = vec![0; PIECE.min(usize::try_from(entry.length).unwrap_or(PIECE))];
         let mut done = 0;
         while done < entry.length {
             let length = (entry.length - done).min(piece.len() as u64);
             let piece = &mut piece[..length as usize];
-            member.lines.load(entry.at + done, piece)?;
-            digest.update(piece);
+            member.lines.load_checked(entry.at + done, piece, &mut crc)?;
             part(piece);
             done += length;
         }
-        self.pool.verify(&self.pin, &digest)
+        self.pool.verify(&self.pin, &crc)
     }
 }
 

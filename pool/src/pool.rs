@@ -26,8 +26,6 @@ const TOUCHES: usize = 64;
 const LOOKED_AT: u32 = 256;
 /// Turns of a wait for others' space between two evictions.
 const PATIENT_TURNS: u32 = 256;
-/// Bytes that are copied and checked at a time: they stay in the nearest cache.
-pub(crate) const PIECE: usize = 16 << 10;
 
 /// A pool, as one node has it.
 pub struct Pool {

@@ -5,16 +5,14 @@
 //!
 //! A block may have a name instead of a chain's key, as an object has: it is evicted as a block is.
 
-use crc_fast::{CrcAlgorithm, Digest};
-
-use crate::class::{ClassId, Classed, OWN};
+use crate::class::{ClassId, Classed, OWN, class_at};
 use crate::counts::Counts;
 use crate::error::PoolError;
 use crate::key::Key;
-use crate::layout::{Slot, crc};
-use crate::mem::LINE;
+use crate::layout::Slot;
+use crate::mem::{Crc, LINE};
 use crate::member::{Wait, locked};
-use crate::pool::{PIECE, Pool};
+use crate::pool::Pool;
 use crate::table::{Entry, Pin, State, Tag, evict, find, group, matching, reclaim, settle, tags};
 
 /// What came of a reservation.
@@ -36,7 +34,7 @@ pub struct Reservation<'p> {
     /// What it is once it is ready.
     kind: State,
     done: u64,
-    digest: Digest,
+    crc: Crc,
     open: bool,
     /// None if another node stores it.
     storing: Option<Storing<'p>>,
@@ -77,10 +75,11 @@ impl Pool {
     pub(crate) fn reserve_for(
         &self,
         writer: (u32, u32),
+        class: ClassId,
         key: Key,
         length: u64,
     ) -> Result<Reserved<'_>, PoolError> {
-        self.reserve_by(writer, OWN, key, "", State::Block, length)
+        self.reserve_by(writer, class, key, "", State::Block, length)
     }
 
     /// Reserves a place for `length` bytes of a class. Of a block it is in vain if the key is
@@ -184,7 +183,6 @@ impl Pool {
                 let tag = Tag::new(&entry, State::Reserved);
                 member.lines.post(member.layout.tag(slot), tag.0)?;
                 held.release()?;
-                let digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
                 return Ok(Reserved::Yours(Box::new(Reservation {
                     pool: self,
                     slot,
@@ -192,7 +190,7 @@ impl Pool {
                     entry,
                     kind,
                     done: 0,
-                    digest,
+                    crc: Crc::default(),
                     open: true,
                     storing: None,
                 })));
@@ -247,7 +245,6 @@ impl Pool {
         }
         let entry = Entry::load(member, slot, tag)?;
         let entry = entry.filter(|entry| (entry.writer, entry.incarnation) == writer);
-        let digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
         let of = |entry| Reservation {
             pool: self,
             slot,
@@ -255,7 +252,7 @@ impl Pool {
             entry,
             kind: State::Block,
             done: 0,
-            digest,
+            crc: Crc::default(),
             open: true,
             storing: None,
         };
@@ -380,21 +377,17 @@ impl Pool {
     pub(crate) fn fill(&self, pin: &Pin<'_>, pieces: &mut [&mut [u8]]) -> Result<(), PoolError> {
         let entry = &pin.entry;
         self.member.lines.consume(entry.at, entry.length)?;
-        let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
-        let mut at = entry.at;
+        let (mut at, mut crc) = (entry.at, Crc::default());
         for piece in pieces {
-            for part in piece.chunks_mut(PIECE) {
-                self.member.lines.load(at, part)?;
-                digest.update(part);
-                at += part.len() as u64;
-            }
+            self.member.lines.load_checked(at, piece, &mut crc)?;
+            at += piece.len() as u64;
         }
-        self.verify(pin, &digest)
+        self.verify(pin, &crc)
     }
 
     /// Whether what was read is what was stored.
-    pub(crate) fn verify(&self, pin: &Pin<'_>, digest: &Digest) -> Result<(), PoolError> {
-        if digest.finalize() as u32 != pin.entry.crc {
+    pub(crate) fn verify(&self, pin: &Pin<'_>, crc: &Crc) -> Result<(), PoolError> {
+        if crc.finish() != pin.entry.crc {
             self.member.alive()?;
             return Err(PoolError::Damaged { what: "an object's bytes", at: pin.entry.at });
         }
@@ -434,11 +427,8 @@ impl Reservation<'_> {
         if length > self.entry.length - self.done {
             return Err(PoolError::End { at: self.done, length, bytes: self.entry.length });
         }
-        for part in bytes.chunks(PIECE) {
-            self.digest.update(part);
-            self.pool.member.lines.ntstore(self.entry.at + self.done, part)?;
-            self.done += part.len() as u64;
-        }
+        self.pool.member.lines.ntstore_checked(self.entry.at + self.done, bytes, &mut self.crc)?;
+        self.done += length;
         Ok(())
     }
 
@@ -450,7 +440,7 @@ impl Reservation<'_> {
         if self.done != self.entry.length {
             return Err(PoolError::End { at: self.done, length: 0, bytes: self.entry.length });
         }
-        let crc = if self.done == 0 { crc(&[]) } else { self.digest.finalize() as u32 };
+        let crc = self.crc.finish();
         let (pool, length) = (self.pool, self.entry.length);
         self.commit_as(crc)?;
         pool.count_store(length);
@@ -498,9 +488,10 @@ impl Reservation<'_> {
         (self.slot, self.tag, self.entry.at)
     }
 
-    /// Bytes that are reserved.
-    pub(crate) fn length(&self) -> u64 {
-        self.entry.length
+    /// Whether it is of so many bytes, of a class.
+    pub(crate) fn is_of(&self, class: ClassId, length: u64) -> Result<bool, PoolError> {
+        let is_as_long = self.entry.length == length;
+        Ok(is_as_long && class_at(&self.pool.member, self.entry.at)?.is_none_or(|found| found == class))
     }
 
     /// The object that this one replaces. The group's lock is held.

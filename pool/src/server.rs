@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use crate::class::ClassId;
 use crate::error::PoolError;
 use crate::key::Key;
-use crate::layout::{ALLOC, BODY_BYTES, crc, word};
+use crate::layout::{ALLOC, BODY_BYTES, word};
+use crate::mem::Crc;
 use crate::member::Member;
 use crate::message::Request;
 use crate::pool::Pool;
@@ -28,6 +30,8 @@ pub(crate) const YOURS: u16 = 3;
 pub(crate) const FULL: u16 = 4;
 const BUSY: u16 = 5;
 const REFUSED: u16 = 6;
+/// The device does not take the class.
+pub(crate) const NO_CLASS: u16 = 7;
 
 /// Words as a message has them.
 pub(crate) fn words(words: &[u64]) -> Vec<u8> {
@@ -140,7 +144,10 @@ impl IndexServer {
                 }
                 None => nothing(MISSING),
             },
-            (RESERVE, Some(key)) => self.reserve(writer, key, word(request.body, 2)),
+            (RESERVE, Some(key)) => {
+                let Ok(class) = word(request.body, 3).try_into() else { return nothing(REFUSED) };
+                self.reserve(writer, ClassId(class), key, word(request.body, 2))
+            }
             (COMMIT, _) => {
                 let (slot, tag) = (word(request.body, 0), Tag(word(request.body, 1)));
                 let Some(slot) = pool.member.layout.slot(slot) else { return nothing(REFUSED) };
@@ -167,19 +174,26 @@ impl IndexServer {
         }
     }
 
-    fn reserve(&self, writer: (u32, u32), key: Key, length: u64) -> Result<(u16, Vec<u8>), PoolError> {
+    fn reserve(
+        &self,
+        writer: (u32, u32),
+        class: ClassId,
+        key: Key,
+        length: u64,
+    ) -> Result<(u16, Vec<u8>), PoolError> {
         // What a server that died had reserved for it is its own still.
         let old = self.pool.reservation_of(writer, &key)?;
         let reservation = match old {
-            Some(old) if old.length() == length => old,
-            // Of another length it is given back.
+            Some(old) if old.is_of(class, length)? => old,
+            // Of another length or class it is given back.
             old => {
                 drop(old);
-                match self.pool.reserve_for(writer, key, length) {
+                match self.pool.reserve_for(writer, class, key, length) {
                     Ok(Reserved::Yours(reservation)) => *reservation,
                     Ok(Reserved::Ready) => return Ok((READY, Vec::new())),
                     Ok(Reserved::Busy) => return Ok((BUSY, Vec::new())),
                     Err(PoolError::Full { .. }) => return Ok((FULL, Vec::new())),
+                    Err(PoolError::Declare(_)) => return Ok((NO_CLASS, Vec::new())),
                     Err(why) => return Err(why),
                 }
             }
@@ -212,6 +226,6 @@ impl IndexServer {
         member.lines.consume(at, length)?;
         member.lines.load(at, &mut bytes)?;
         let keys = bytes.as_chunks::<16>().0.iter().map(|key| Key(*key)).collect();
-        Ok((u64::from(crc(&bytes)) == check).then_some(keys))
+        Ok((u64::from(Crc::of(&bytes)) == check).then_some(keys))
     }
 }

@@ -66,17 +66,19 @@ class Declaration:
     def _spelled(self) -> str:
         return self._format if self._kv is None else f"{self._format} with a KV cache's rows {self._kv}"
 
-    def verify(self) -> None:
-        """Refuses a pool that another made otherwise: it would not be coded as this process wants."""
+    def is_own(self) -> bool:
+        """Whether the pool was made to be coded so: by this call, or by another before."""
         if self._is_made:
-            return
+            return True
         if self._is_base:
             wanted = {"kind": "weight"} if self._kv is None else self._layout()
             own = [tensor for tensor in self._control.tensors() if tensor["name"].startswith(_TENSOR)]
-            is_so = any(tensor["format"] == self._format and tensor["layout"] == wanted for tensor in own)
-        else:
-            is_so = all(_attribute(self._path, name) == value for name, value in self._attributes().items())
-        if not is_so:
+            return any(tensor["format"] == self._format and tensor["layout"] == wanted for tensor in own)
+        return all(_attribute(self._path, name) == value for name, value in self._attributes().items())
+
+    def verify(self) -> None:
+        """Refuses a pool that another made otherwise: it would not be coded as this process wants."""
+        if not self.is_own():
             raise LaminaError(f"the pool in {self._path} is there, and was not made to be coded as {self._spelled()}")
 
 

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import _lamina
-from .pool import NODES, SIZE, Path
-from .pool import open as _open
+from .pool import NODES, SIZE, Path, open_for
 
 __all__ = ["Connector"]
 
@@ -27,7 +26,8 @@ class Connector:
     ``path`` is the pool's file; with ``create`` it is made, of ``size`` bytes, if there is none. In a mount, ``dtype``
     says what the values' elements are, for example ``bf16``, and ``channels``, that they are rows of so many elements: of
     each token the heads of one layer's K or V that a rank has, times the size of a head. Then the device codes them as a
-    KV cache, in windows of ``window`` tokens. LMCache tells plug-ins neither.
+    KV cache, in windows of ``window`` tokens. LMCache tells plug-ins neither. In a pool that was made with others they are
+    a class of their own.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class Connector:
         threads: int = 2,
     ) -> None:
         kv = None if channels is None else (channels, window)
-        self._pool = _open(path, create=create, size=size, nodes=nodes, format=dtype, kv=kv)
+        self._pool, said = open_for(path, create=create, size=size, nodes=nodes, format=dtype, kv=kv)
         try:
-            self._inner = _lamina.Connector(self._pool._inner, threads)
+            self._inner = _lamina.Connector(self._pool._inner, threads, said)
         except BaseException:
             self._pool.close()
             raise

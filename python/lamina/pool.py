@@ -85,8 +85,8 @@ class Pool:
     def put(self, name: str, data: Any, *, format: str | None = None, kv: Rows | None = None) -> None:
         """Stores an object, in place of one of that name. Others see the old bytes or the new. It is never evicted.
 
-        In ``files/`` of a mount, ``format`` and ``kv`` say what it is, if that is other than what the pool was made
-        with: it lies among others of that class, which the device codes so.
+        In a mount, ``format`` and ``kv`` say what it is, if that is other than what the pool was made with: it lies
+        among others of that class, which the device codes so.
         """
         self._inner.put(name, bytes_of(data), _class(format, kv))
 
@@ -250,6 +250,36 @@ def open(
             pool.close()
             raise
     return pool
+
+
+#: What :meth:`Pool.put`, ``keep`` and ``store`` are told of what they store.
+Said = tuple[str, Rows | None]
+
+
+def open_for(
+    path: Path, *, create: bool, size: int | str, nodes: int, format: str | None, kv: Rows | None
+) -> tuple[Pool, Said | None]:
+    """:func:`open` for who stores values of one kind, and what has to be said with each: none if it is the pool's own.
+
+    A pool that is there may have been made with others: then the values are of a class of their own in it.
+    """
+    said = _class(format, kv)
+    if said is None:
+        return open(path, create=create, size=size, nodes=nodes), None
+    declare = Declaration(path, format, kv)
+    if create:
+        pool = Pool(_lamina.Pool.create(path, _parsed(size), nodes, declare, or_open=True), path)
+    else:
+        pool = Pool(_lamina.Pool.open(path), path)
+    try:
+        if declare.is_own():
+            return pool, None
+        # Refused now, and not by the first that stores.
+        pool._inner.know(said)
+    except BaseException:
+        pool.close()
+        raise
+    return pool, said
 
 
 def create(

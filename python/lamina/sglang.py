@@ -17,7 +17,7 @@ from typing import Any
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 
 from ._control import LaminaError
-from .pool import NODES, SIZE, open
+from .pool import NODES, SIZE, Rows, open_for
 
 __all__ = ["HiCachePool"]
 
@@ -39,7 +39,7 @@ class HiCachePool(HiCacheStorage):  # type: ignore[misc]
         if storage_config.should_split_heads:
             raise ValueError("pages whose heads are split among ranks of different numbers are not supported")
         channels = extra.get("channels")
-        self.pool = open(
+        self.pool, said = open_for(
             extra["path"],
             create=bool(extra.get("create", True)),
             size=extra.get("size", SIZE),
@@ -47,6 +47,11 @@ class HiCachePool(HiCacheStorage):  # type: ignore[misc]
             format=extra.get("dtype"),
             kv=None if channels is None else (int(channels), int(extra.get("window", 128))),
         )
+        # Of a pool that was made with others they are a class of their own.
+        self._format: str | None = None
+        self._kv: Rows | None = None
+        if said is not None:
+            self._format, self._kv = said
         self._prefix = _identity(storage_config)
 
     def _name(self, key: str) -> str:
@@ -69,7 +74,7 @@ class HiCachePool(HiCacheStorage):  # type: ignore[misc]
     def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
         """Stores a page. Whether it is there then."""
         try:
-            self.pool.keep(self._name(key), value.contiguous())
+            self.pool.keep(self._name(key), value.contiguous(), format=self._format, kv=self._kv)
         except (LaminaError, ValueError) as why:
             logger.warning("the page %s is not stored: %s", key, why)
             return False

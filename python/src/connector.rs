@@ -12,13 +12,13 @@ use std::{
     thread::JoinHandle,
 };
 
-use lamina_pool::{Pool as Shared, PoolError};
+use lamina_pool::{Class, Pool as Shared, PoolError, Reservation};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
     buffer::Bytes,
-    pool::{Attached, LaminaError, Pool, Refused, append, scatter},
+    pool::{Attached, LaminaError, Pool, Refused, Said, append, class_of, scatter},
 };
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -50,13 +50,14 @@ struct Batch {
 
 impl Batch {
     /// Does the work of one key: whether it was there, or is.
-    fn one(&self, pool: &Shared, index: usize) -> Result<bool, Refused> {
+    fn one(&self, pool: &Shared, class: Option<&Class>, index: usize) -> Result<bool, Refused> {
         let (key, buffers) = (&self.keys[index], self.buffers.read().unwrap_or_else(PoisonError::into_inner));
         match self.work {
             Work::Set => {
                 let memory = buffers[index].memory();
                 // What another stored under the key is as good.
-                pool.keep_from(key, memory.len() as u64, |reservation| append(reservation, &[memory]))?;
+                let fill = |reservation: &mut Reservation<'_>| append(reservation, &[memory]);
+                pool.of(class)?.keep_from(key, memory.len() as u64, fill)?;
                 Ok(true)
             }
             Work::Get => match pool.hold_named(key)? {
@@ -68,11 +69,11 @@ impl Batch {
         }
     }
 
-    fn run(&self, attached: &Attached, index: usize) {
+    fn run(&self, attached: &Attached, class: Option<&Class>, index: usize) {
         // For a batch that lost a key to a panic LMCache would wait for ever. The batch itself is
         // whole after one: its results are written only here.
         let done = catch_unwind(AssertUnwindSafe(|| {
-            attached.pool().and_then(|pool| self.one(&pool, index)).map_err(|why| why.to_string())
+            attached.pool().and_then(|pool| self.one(&pool, class, index)).map_err(|why| why.to_string())
         }));
         match done.unwrap_or_else(|_| Err("the work on it panicked".into())) {
             Ok(found) => locked(&self.results)[index] = found,
@@ -91,6 +92,8 @@ struct Queue {
 
 struct Inner {
     attached: Arc<Attached>,
+    /// Of what is stored, if it is not the pool's own.
+    class: Option<Class>,
     queue: Mutex<Queue>,
     wake: Condvar,
     done: Mutex<Vec<Arc<Batch>>>,
@@ -110,7 +113,7 @@ impl Inner {
         loop {
             if let Some((batch, index)) = queue.waiting.pop_front() {
                 drop(queue);
-                batch.run(&self.attached, index);
+                batch.run(&self.attached, self.class.as_ref(), index);
                 if batch.left.fetch_sub(1, Ordering::AcqRel) == 1 {
                     self.tell(batch);
                 }
@@ -188,9 +191,10 @@ impl Connector {
 
 #[pymethods]
 impl Connector {
-    /// A queue in front of a pool, with so many threads behind it.
+    /// A queue in front of a pool, with so many threads behind it. What is stored is of `class`.
     #[new]
-    fn new(pool: &Pool, threads: usize) -> PyResult<Self> {
+    #[pyo3(signature = (pool, threads, class=None))]
+    fn new(pool: &Pool, threads: usize, class: Option<Said>) -> PyResult<Self> {
         if !(1..=64).contains(&threads) {
             return Err(PyValueError::new_err(format!("{threads} threads: it has 1 to 64")));
         }
@@ -198,6 +202,7 @@ impl Connector {
         let event = event.map_err(|why| LaminaError::new_err(format!("no descriptor of events: {why}")))?;
         let inner = Arc::new(Inner {
             attached: Arc::clone(&pool.attached),
+            class: class_of(class)?,
             queue: Mutex::default(),
             wake: Condvar::new(),
             done: Mutex::default(),

@@ -319,9 +319,9 @@ fn key_of(key: &[u8]) -> PyResult<Key> {
 }
 
 /// A class, as Python says it: a format, and perhaps channels and window.
-type Said = (String, Option<(u32, u32)>);
+pub(crate) type Said = (String, Option<(u32, u32)>);
 
-fn class_of(said: Option<Said>) -> PyResult<Option<Class>> {
+pub(crate) fn class_of(said: Option<Said>) -> PyResult<Option<Class>> {
     let Some((format, kv)) = said else { return Ok(None) };
     let kv = kv.map(|(channels, window)| format!("{channels},{window}"));
     Ok(Some(Class::new(&format, kv.as_deref()).map_err(Refused::from)?))
@@ -420,6 +420,13 @@ impl Pool {
     #[getter]
     fn node(&self, py: Python<'_>) -> PyResult<u32> {
         self.with(py, |pool| Ok(pool.node()))
+    }
+
+    /// Has the pool know a class, if the device does.
+    #[pyo3(signature = (class))]
+    fn know(&self, py: Python<'_>, class: Said) -> PyResult<()> {
+        let class = class_of(Some(class))?;
+        self.with(py, |pool| Ok(pool.of(class.as_ref()).map(|_| ())?))
     }
 
     /// Stores an object, in place of one of that name.

@@ -1,5 +1,6 @@
 import os
 import shutil
+import subprocess
 
 import pytest
 
@@ -21,3 +22,13 @@ def program():
 def device(program):
     with lamina.mount() as device:
         yield device
+
+
+@pytest.fixture
+def mounted(program, tmp_path):
+    """A device with `files/`."""
+    where = tmp_path / "mounted"
+    environment = dict(os.environ, XDG_RUNTIME_DIR=str(tmp_path))
+    subprocess.run([program, "mount", "--files", "1G", where], env=environment, check=True, capture_output=True, timeout=60)
+    yield where
+    subprocess.run([program, "umount", where], env=environment, check=True, capture_output=True, timeout=60)

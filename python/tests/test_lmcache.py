@@ -57,6 +57,25 @@ def ended(connector, *wanted, seconds=30.0):
     return [found[number] for number in wanted]
 
 
+def test_values_of_other_rows_than_the_pool_was_made_with_are_a_class_of_their_own(mounted):
+    path = mounted / "files" / "kv"
+    for rows, own in ((64, True), (32, False)):
+        connector = Connector(path, size="64M", dtype="bf16", channels=rows, window=256)
+        arrays, number = values(2, 1 << 18), [f"{rows} {number}" for number in range(2)]
+        stored = connector.submit_batch_set(number, views(arrays))
+        assert ended(connector, stored)[0][:2] == (True, "")
+        outs = [np.empty_like(array) for array in arrays]
+        read = connector.submit_batch_get(number, views(outs))
+        assert ended(connector, read)[0] == (True, "", [True, True])
+        assert all((out == array).all() for out, array in zip(outs, arrays, strict=True))
+        connector.close()
+        with open_pool(path) as pool:
+            classes = {share["class"]: share["ready_bytes"] for share in pool.stat()["by_class"]}
+        assert classes == ({"": 1 << 19} if own else {"": 1 << 19, "bf16 32,256": 1 << 19})
+    with pytest.raises(lamina.LaminaError, match="bf17"):
+        Connector(path, dtype="bf17")
+
+
 def test_the_five_calls(connector):
     keys, stored = names(5), values(5)
     assert ended(connector, connector.submit_batch_exists(keys)) == [(True, "", [False] * 5)]

@@ -573,16 +573,6 @@ def test_torch_lends_and_takes(pool):
         pool.put("t", tensor.T)
 
 
-@pytest.fixture
-def mounted(program, tmp_path):
-    """A device with `files/`."""
-    where = tmp_path / "mounted"
-    environment = dict(os.environ, XDG_RUNTIME_DIR=str(tmp_path))
-    subprocess.run([program, "mount", "--files", "1G", where], env=environment, check=True, capture_output=True, timeout=60)
-    yield where
-    subprocess.run([program, "umount", where], env=environment, check=True, capture_output=True, timeout=60)
-
-
 def real_cache():
     """The chunks of 256 tokens of a real KV cache: K and V, layers, tokens, channels."""
     path = pathlib.Path(__file__).parents[2] / "guest-tests/models/stories260K-kv-bf16.safetensors"
@@ -662,6 +652,19 @@ def test_a_pool_in_a_mount_holds_what_is_of_several_classes(mounted):
         whole = sum(chunk.nbytes for chunk in chunks)
         assert shares == {"": len(noise), "bf16 32,256": whole + chunks[0].nbytes + chunks[1].nbytes, "bf16 64,256": whole}
         assert holds(pool)["ready"] == 2 * len(chunks) + 2
+
+
+def test_a_pool_in_the_base_window_holds_what_is_of_a_class(program, tmp_path):
+    where, (chunk, *_) = tmp_path / "mounted", real_cache()
+    with lamina.mount(on=where, capacity=64 << 20) as device, create(where / "base", size="64M") as pool:
+        pool.put("opaque", b"x" * 1000)
+        pool.put("narrow", chunk, kv=(32, 256))
+        (tensor,) = device.tensors()
+        assert (tensor.format, tensor.nbytes % (2 << 20)) == ("bf16", 0)
+        assert pool.get("narrow") == chunk.tobytes() and pool.get("opaque") == b"x" * 1000
+        with pytest.raises(lamina.LaminaError, match="bf17"):
+            pool.put("wrong", b"x", format="bf17")
+        assert holds(pool)["ready"] == 2
 
 
 def test_a_class_wants_a_device(pool):

@@ -154,10 +154,10 @@ impl Files {
             let follows = hole.at == mapped;
             let grows = follows && hole.at + hole.length == units.end;
             let more = if grows { ahead(units.end, unit) } else { 0 };
-            let mut places = core.space.take(&class, hole.length + more, hint.filter(|_| follows));
-            if let Err(FileError::NoAddress { .. }) = places {
-                places = self.trim(core).and_then(|()| core.space.take(&class, hole.length, None));
-            }
+            let places = match core.space.take(&class, hole.length + more, hint.filter(|_| follows)) {
+                Err(FileError::NoAddress { .. }) => self.take(core, &class, hole.length),
+                places => places,
+            };
             let places = match places {
                 Ok(places) => places,
                 Err(why) => {
@@ -175,6 +175,23 @@ impl Files {
         }
         let mapped = self.commit(core, changes, Caller::default(), false);
         mapped.inspect_err(|_| core.space.put_back(&class, &taken))
+    }
+
+    /// Places of `length` bytes together. If no address is left for that, files give back what they
+    /// were given beforehand.
+    pub(crate) fn take(
+        &self,
+        core: &mut Core,
+        class: &Class,
+        length: u64,
+    ) -> Result<Vec<(u64, u64)>, FileError> {
+        match core.space.take(class, length, None) {
+            Err(FileError::NoAddress { .. }) => {
+                self.trim(core)?;
+                core.space.take(class, length, None)
+            }
+            places => places,
+        }
     }
 
     /// Takes from all files what they were given beforehand.
@@ -427,7 +444,7 @@ impl Files {
             changes.push(Change::Cut { inode, at: 0, length: old });
         }
         for range in wanted {
-            let places = self.core.lock().space.take(class, range.end - range.start, None);
+            let places = self.take(&mut self.core.lock(), class, range.end - range.start);
             let places = places.inspect_err(|_| self.core.lock().space.put_back(class, &taken))?;
             let mut at = range.start;
             for (dpa, length) in places {

@@ -61,6 +61,15 @@ pub enum FileError {
         /// What is wrong.
         what: &'static str,
     },
+    /// A part whose units and the file's do not come out even: what is cut off at a unit of the one
+    /// would be some of another's.
+    #[error("the part's units of {part} bytes and the file's of {file} are no multiples of each other")]
+    Units {
+        /// Bytes of a unit of the part's class.
+        part: u64,
+        /// Bytes of a unit of the file's.
+        file: u64,
+    },
     /// A thing that this file system does not do.
     #[error("{what} is not supported")]
     Unsupported {
@@ -177,6 +186,7 @@ impl FileError {
             Self::NotFolder { .. } => libc::ENOTDIR,
             Self::NotEmpty { .. } => libc::ENOTEMPTY,
             Self::Invalid { .. }
+            | Self::Units { .. }
             | Self::Format(_)
             | Self::Kv(_)
             | Self::Lossy(_)

@@ -4,10 +4,15 @@
 //! * A part's class is written nowhere but in where its bytes lie: in a slab of that class. Whoever
 //!   makes a part lie nowhere, by a hole, makes it the file's own again.
 //! * What is said of a part keeps its bytes. They move to another slab, in one record.
+//! * A part's units are a multiple of the file's, or the file's of them: so what is cut off the
+//!   file is whole units of either.
 //! * A part begins with a unit of its class, whatever the offset. What is behind its last whole
 //!   unit is the file's own.
 
 use std::ops::Range;
+
+use lamina_codec::format::Format;
+use lamina_device::layout::Layout;
 
 use super::class::Class;
 use super::data::held;
@@ -18,7 +23,7 @@ use super::{Caller, Core, Files, space};
 
 /// The attribute that says what a part of a file is, each time it is set: `OFFSET+LENGTH`, and
 /// behind it a format and perhaps a layout, or nothing for what the file is.
-pub(crate) const PART: &[u8] = b"user.lamina.class";
+pub const PART: &[u8] = b"user.lamina.class";
 
 const FORM: FileError = FileError::Invalid { what: "a part's class is OFFSET+LENGTH[ FORMAT[ KV]]" };
 const UNEVEN: FileError = FileError::Invalid { what: "the part does not end with units of the file" };
@@ -32,6 +37,18 @@ fn of_text(value: &[u8]) -> Result<(Range<u64>, Option<Class>), FileError> {
     let (start, length) = (number(start)?, number(length)?);
     let end = start.checked_add(length).ok_or(FileError::TooLarge { bytes: start })?;
     Ok((start..end, class.map(Class::of_text).transpose()?))
+}
+
+/// Where a part is, and its format and layout: none if it is what the whole is.
+pub type SaidOfPart = (Range<u64>, Option<(Format, Layout)>);
+
+/// What the value of [`PART`] says.
+///
+/// # Errors
+/// [`FileError::Invalid`], [`FileError::TooLarge`] and what formats and layouts refuse.
+pub fn said_of_part(value: &[u8]) -> Result<SaidOfPart, FileError> {
+    let (range, class) = of_text(value)?;
+    Ok((range, class.map(|class| (class.format(), class.layout()))))
 }
 
 impl Files {
@@ -48,6 +65,10 @@ impl Files {
             let node = core.state.file(inode)?;
             let own = Class::of(node).without_loss()?;
             let class = class.unwrap_or(own);
+            let (part, file) = (class.unit(), own.unit());
+            if !part.is_multiple_of(file) && !file.is_multiple_of(part) {
+                return Err(FileError::Units { part, file });
+            }
             let end = node.meta.size;
             if range.end > end {
                 return Err(FileError::TooLarge { bytes: range.end });
@@ -105,7 +126,7 @@ impl Files {
         for (ranges, class) in parts {
             for range in ranges {
                 let mut at = range.start;
-                let places = self.core.lock().space.take(class, range.end - range.start, None)?;
+                let places = self.take(&mut self.core.lock(), class, range.end - range.start)?;
                 for (dpa, length) in places {
                     changes.push(Change::Map { inode, at, dpa, length });
                     to.insert(at, dpa, length);

@@ -371,6 +371,22 @@ impl Space {
     }
 }
 
+#[cfg(test)]
+impl Space {
+    /// Whether all that is free comes out even with its slab's units.
+    pub(crate) fn is_even(&self) -> bool {
+        let mut free = self.free.values().flat_map(|free| &free.by_start);
+        free.all(|(start, end)| {
+            let slab = self.slabs.iter().find(|slab| slab.range.contains(start));
+            slab.is_some_and(|slab| {
+                let unit = slab.class.unit();
+                let begin = slab.range.start;
+                (start - begin).is_multiple_of(unit) && (end - begin).is_multiple_of(unit)
+            })
+        })
+    }
+}
+
 /// Discards a range of the device, if it holds anything.
 pub(crate) fn discard(device: &Device, range: &Range<u64>) -> Result<(), DeviceError> {
     let mut at = range.start;

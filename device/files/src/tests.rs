@@ -122,8 +122,8 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(file, at, length)| Step::Punch { file, at, length }),
         1 => (file.clone(), at, 1..50_000_u64, any::<bool>())
             .prop_map(|(file, at, length, grows)| Step::Allocate { file, at, length, grows }),
-        1 => (file.clone(), 0..4_usize).prop_map(|(file, which)| Step::Format { file, which }),
-        2 => (file.clone(), 0..24_u64, 0..40_u64, 0..4_usize)
+        1 => (file.clone(), 0..5_usize).prop_map(|(file, which)| Step::Format { file, which }),
+        2 => (file.clone(), 0..24_u64, 0..40_u64, 0..6_usize)
             .prop_map(|(file, block, blocks, which)| Step::Part { file, block, blocks, which }),
         2 => file.clone().prop_map(|file| Step::Open { file }),
         2 => file.prop_map(|file| Step::Close { file }),
@@ -264,6 +264,9 @@ fn go(files: &mut Files, device: &Arc<Device>, model: &mut Model, step: &Step) -
                         .unwrap();
                 }
                 2 => drop(files.remove_attribute(Caller::default(), inode, b"user.lamina.kv")),
+                3 => {
+                    files.set_attribute(Caller::default(), inode, b"user.lamina.kv", b"64,64", None).unwrap();
+                }
                 _ => files
                     .set_attribute(Caller::default(), inode, b"user.lamina.format", b"bf16", None)
                     .unwrap(),
@@ -271,11 +274,12 @@ fn go(files: &mut Files, device: &Arc<Device>, model: &mut Model, step: &Step) -
         }
         Step::Part { file, block, blocks, which } => {
             let Some(inode) = pick(model, file) else { return Ok(()) };
-            let class = ["", " bf16", " fp16 64,32", " bf16 48,100"][which];
+            let class = ["", " bf16", " fp16 64,32", " bf16 48,100", " bf16 64,64", " bf16 64,96"][which];
             let part = format!("{}+{}{class}", block * 4096, blocks * 4096);
             match files.set_attribute(Caller::default(), inode, b"user.lamina.class", part.as_bytes(), None) {
                 // Of a file whose units are larger, or behind its end.
-                Ok(()) | Err(FileError::Invalid { .. } | FileError::TooLarge { .. }) => {}
+                Ok(())
+                | Err(FileError::Invalid { .. } | FileError::Units { .. } | FileError::TooLarge { .. }) => {}
                 Err(why) => prop_assert!(false, "{part}: {why}"),
             }
         }
@@ -330,8 +334,10 @@ fn compare(files: &Files, model: &Model) -> Result<(), TestCaseError> {
     let inodes: Vec<_> = model.files.keys().chain(model.folders.keys()).copied().collect();
     let core = files.core.lock();
     let mut found: Vec<_> = core.state.nodes().map(|(inode, _)| inode).collect();
+    let is_even = core.space.is_even();
     drop(core);
     found.sort_unstable();
+    prop_assert!(is_even, "a slab's free places are no whole units");
     let mut wanted = inodes;
     wanted.sort_unstable();
     prop_assert_eq!(found, wanted);
@@ -604,6 +610,65 @@ fn addresses_run_out_and_come_back() {
     files.remove(Caller::default(), ROOT, b"f0", false).unwrap();
     let last = file(&files, "last");
     files.write(last, 0, &zeros, false).unwrap();
+}
+
+#[test]
+fn a_part_has_what_others_were_given_beforehand() {
+    const PART: u64 = 8 << 20;
+    let files = files(&device(), true);
+    let all = file(&files, "all");
+    let set = |inode, name: &[u8], value: &str| {
+        files.set_attribute(Caller::default(), inode, name, value.as_bytes(), None)
+    };
+    set(all, b"user.lamina.format", "bf16").unwrap();
+    // As much as a slab, so that what is free is free for bytes of no format.
+    files.allocate(all, &(0..16 << 20), true).unwrap();
+    let held = bytes(3, 4096);
+    files.write(all, 0, &held, false).unwrap();
+    let (grows, zeros) = (file(&files, "grows"), vec![0; 1 << 20]);
+    let mut at = 0;
+    while files.extent().free >= PART {
+        at += files.write(grows, at, &zeros, false).unwrap() as u64;
+    }
+    let part = format!("0+{PART} opaque");
+    set(all, b"user.lamina.class", &part).unwrap();
+    assert_eq!(contents(&files, all)[..held.len()], held);
+    assert!(files.stored_by_class(all, &["opaque"]).unwrap()[0] > 0);
+    // Nothing else gives way.
+    let rest = format!("{PART}+{PART} opaque");
+    let why = set(all, b"user.lamina.class", &rest).unwrap_err();
+    assert!(matches!(why, FileError::NoAddress { .. }), "{why}");
+}
+
+#[test]
+fn parts_whose_units_are_not_the_files_own_are_refused() {
+    let files = files(&device(), true);
+    let inode = file(&files, "a");
+    let set = |name: &[u8], value: &str| {
+        files.set_attribute(Caller::default(), inode, name, value.as_bytes(), None)
+    };
+    // Two blocks, of which three are no multiple.
+    set(b"user.lamina.kv", "64,64").unwrap();
+    files.allocate(inode, &(0..96 << 10), true).unwrap();
+    let held = bytes(3, 96 << 10);
+    files.write(inode, 0, &held, false).unwrap();
+    // Also when nothing but whether it can be is asked.
+    for part in ["0+24576 bf16 64,96", "0+0 bf16 64,96"] {
+        let why = set(b"user.lamina.class", part).unwrap_err();
+        assert!(matches!(why, FileError::Units { part: 12288, file: 8192 }), "{why}");
+        assert_eq!(why.errno(), libc::EINVAL);
+        assert!(why.to_string().contains("12288") && why.to_string().contains("8192"), "{why}");
+    }
+    // A half and a double of it can be.
+    for part in ["0+24576 bf16", "24576+24576 bf16 64,128"] {
+        set(b"user.lamina.class", part).unwrap();
+    }
+    for (start, end) in [(0, 16384_usize), (8192, 40960)] {
+        files.punch(inode, &(start as u64..end as u64)).unwrap();
+        files.write(inode, start as u64, &held[start..end], false).unwrap();
+        assert!(files.core.lock().space.is_even());
+    }
+    assert!(contents(&files, inode) == held);
 }
 
 #[test]

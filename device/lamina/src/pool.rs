@@ -144,7 +144,7 @@ pub(crate) struct PoolAt {
 
 /// Does something as a node of its own, and leaves.
 fn with<T>(file: &Path, work: impl FnOnce(&Pool) -> anyhow::Result<T>) -> anyhow::Result<T> {
-    let pool = holds::open(file).with_context(|| file.display().to_string())?;
+    let pool = Pool::open(file).with_context(|| file.display().to_string())?;
     let done = work(&pool);
     pool.leave()?;
     done

@@ -446,12 +446,18 @@ impl Coherence {
     ///
     /// When the mount is going away.
     pub fn views_changed(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> Result<(), ServeError> {
+        self.drop_views_soon(ranges);
+        self.views.drain()
+    }
+
+    /// [`Self::views_changed`] of who answers the kernel, and so does not wait until it has dropped
+    /// them.
+    pub(super) fn drop_views_soon(&self, ranges: impl IntoIterator<Item = Range<u64>>) {
         let mut taken = Vec::new();
         for range in ranges {
             self.served.take(range, &mut taken);
         }
         self.views.queue(taken);
-        self.views.drain()
     }
 
     /// What to write back before this range of a file is computed, if anything is dirty. Never

@@ -761,6 +761,6 @@ fn whole_blocks(offset: u64, length: u64) -> Range<u64> {
 }
 
 /// A view's place in the views window.
-fn place(view: &ViewInfo) -> Range<u64> {
+pub(super) fn place(view: &ViewInfo) -> Range<u64> {
     view.offset..view.offset + view.length
 }

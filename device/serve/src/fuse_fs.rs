@@ -47,7 +47,7 @@ use fuse_backend_rs::file_traits::FileReadWriteVolatile;
 
 use lamina_device::device::DeviceError;
 use lamina_device::device::poison::PATTERN;
-use lamina_files::Files;
+use lamina_files::{Files, PART};
 
 use super::export::Export;
 use super::files::{self, FILES, FileTransfer};
@@ -55,6 +55,7 @@ use super::models::{self, MODELS, Models};
 use super::served_pages::PAGE_BYTES;
 use super::targets::ExportFile;
 use super::tree::{ROOT, Tree};
+use super::window_parts;
 
 /// Nothing changes behind the kernel's back but page contents, which are invalidated by name.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -753,6 +754,12 @@ impl FileSystem for WindowFs {
     fn setxattr(&self, ctx: &Context, inode: u64, name: &CStr, value: &[u8], flags: u32) -> io::Result<()> {
         if let Some((files, inode)) = self.files(inode)? {
             return files::set_attribute(files, files::caller(ctx.uid, ctx.gid), inode, name, value, flags);
+        }
+        if let Some((export, ExportFile::Base)) = self.tree.file(inode)
+            && name.to_bytes() == PART
+            && export.cache().is_none()
+        {
+            return window_parts::set_class(export, self.tree.exports(), value);
         }
         Err(errno(if models::is_ours(inode) { libc::EROFS } else { libc::EOPNOTSUPP }))
     }

@@ -52,6 +52,7 @@ mod targets;
 pub(crate) mod tree;
 pub(crate) mod vhost_connections;
 pub mod vhost_user;
+mod window_parts;
 pub mod write_backs;
 
 use std::io;

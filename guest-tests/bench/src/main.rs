@@ -212,7 +212,7 @@ enum What {
         kills: u32,
     },
     /// The shared pool: gets, puts and lookups of one process while another is attached, beside the
-    /// mapping's own loads and stores and a Valkey or Redis, if one is on the PATH; and the same by
+    /// mapping's own loads and stores and a Valkey or Redis, if there is one; and the same by
     /// an index that the other serves
     Pool {
         /// Rounds, of which the median counts

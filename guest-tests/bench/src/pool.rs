@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{fs, thread};
+use std::{env, fs, thread};
 
 use anyhow::{Context, Result, ensure};
 use comfy_table::Table;
@@ -262,7 +262,7 @@ impl PoolBench {
         let what = format!("p50 in us of a get of {} KiB", bytes >> 10);
         let folder = tempfile::tempdir()?;
         let Some((name, _server, mut stream)) = server(folder.path())? else {
-            let none = "skipped: no valkey-server or redis-server here";
+            let none = "skipped: no valkey-server or redis-server here; images/torch unpacks Debian's";
             out.add_row([what.as_str(), "", "", "", none]);
             return Ok(());
         };
@@ -392,11 +392,16 @@ impl Client {
     }
 }
 
+/// The variable that names a program of Valkey's: `./x` sets it to the one that is unpacked.
+const VALKEY: &str = "LAMINA_VALKEY";
+
 /// Starts Valkey or Redis, whichever there is.
 fn server(folder: &Path) -> Result<Option<(&'static str, Killed, Client)>> {
     let socket: PathBuf = folder.join("socket");
-    for name in ["valkey-server", "redis-server"] {
-        let started = Command::new(name)
+    let unpacked = env::var_os(VALKEY).map(|program| ("valkey-server", program));
+    let installed = ["valkey-server", "redis-server"].map(|name| (name, name.into()));
+    for (name, program) in unpacked.into_iter().chain(installed) {
+        let started = Command::new(program)
             .args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"])
             .arg(&socket)
             .current_dir(folder)

@@ -12,10 +12,12 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use memmap2::{MmapOptions, MmapRaw};
 use nix::sys::stat::{major, minor};
 
-use super::{CxlMem, MemError, inside};
+use super::{Crc, CxlMem, MemError, inside};
 
 /// Ranges up to this go word by word, so that no word of a record is torn.
 const WORDS: usize = 1024;
+/// Bytes whose pages a load maps with its own, where the file has them.
+const AROUND: u64 = 64 << 10;
 
 /// Bytes of a file, or of a devdax, whose file does not tell.
 ///
@@ -74,9 +76,11 @@ impl Map {
     pub(crate) fn load(&self, at: u64, into: &mut [u8]) -> Result<(), MemError> {
         let from = self.at(at, into.len())?;
         if into.len() <= WORDS && at.is_multiple_of(8) && into.len().is_multiple_of(8) {
-            for (index, word) in into.chunks_exact_mut(8).enumerate() {
-                let held = self.word(at + 8 * index as u64)?;
-                word.copy_from_slice(&held.load(Ordering::Relaxed).to_le_bytes());
+            for (index, word) in into.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+                // SAFETY: a word of the range, which begins at a multiple of eight as the mapping
+                // does. All accesses of words are atomic.
+                let held = unsafe { AtomicU64::from_ptr(from.add(8 * index).cast()) };
+                *word = held.load(Ordering::Relaxed).to_le_bytes();
             }
             return Ok(());
         }
@@ -90,7 +94,9 @@ impl Map {
         let into = self.at(at, from.len())?;
         if from.len() <= WORDS && at.is_multiple_of(8) && from.len().is_multiple_of(8) {
             for (index, word) in from.as_chunks::<8>().0.iter().enumerate() {
-                self.word(at + 8 * index as u64)?.store(u64::from_le_bytes(*word), Ordering::Release);
+                // SAFETY: as for loads.
+                let held = unsafe { AtomicU64::from_ptr(into.add(8 * index).cast()) };
+                held.store(u64::from_le_bytes(*word), Ordering::Release);
             }
             return Ok(());
         }
@@ -120,6 +126,20 @@ impl Mapped {
     pub fn address(&self, at: u64, length: usize) -> Result<*mut u8, MemError> {
         self.map.at(at, length)
     }
+
+    /// Loads something of a range that is stored to next. A process's first load maps all pages of
+    /// the 64 KiB around that the file has, a first store its own page alone: so the stores of a
+    /// process that is new here are twice as quick.
+    fn load_around(&self, at: u64, length: usize) -> Result<(), MemError> {
+        let bytes = length as u64;
+        inside(at, bytes, self.bytes())?;
+        if length > WORDS {
+            for place in (at..at + bytes).step_by(AROUND as usize) {
+                black_box(self.map.word(place / 8 * 8)?.load(Ordering::Relaxed));
+            }
+        }
+        Ok(())
+    }
 }
 
 impl CxlMem for Mapped {
@@ -140,13 +160,23 @@ impl CxlMem for Mapped {
     }
 
     fn ntstore(&self, at: u64, from: &[u8]) -> Result<(), MemError> {
-        inside(at, from.len() as u64, self.bytes())?;
-        // A process's first load maps all pages of the 64 KiB around that the file has, a first
-        // store its own page alone: so the stores of a process that is new here are twice as quick.
-        if from.len() > WORDS {
-            black_box(self.map.word(at / 8 * 8)?.load(Ordering::Relaxed));
-        }
+        self.load_around(at, from.len())?;
         self.map.store(at, from)
+    }
+
+    fn load_checked(&self, at: u64, into: &mut [u8], crc: &mut Crc) -> Result<(), MemError> {
+        let from = self.map.at(at, into.len())?;
+        // SAFETY: the range was checked, and is not `into`, which is Rust's.
+        unsafe { crc.load(from, into) };
+        Ok(())
+    }
+
+    fn ntstore_checked(&self, at: u64, from: &[u8], crc: &mut Crc) -> Result<(), MemError> {
+        self.load_around(at, from.len())?;
+        let into = self.map.at(at, from.len())?;
+        // SAFETY: the range was checked, and is not `from`, which is Rust's.
+        unsafe { crc.store(from, into) };
+        Ok(())
     }
 
     fn flush(&self, at: u64, length: u64) -> Result<(), MemError> {

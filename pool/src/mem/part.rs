@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use super::{Call, CxlMem, LINE, MemError, inside};
+use super::{Call, Crc, CxlMem, LINE, MemError, inside};
 
 /// The range.
 #[derive(Debug)]
@@ -52,6 +52,14 @@ impl<M: CxlMem> CxlMem for Part<M> {
 
     fn ntstore(&self, at: u64, from: &[u8]) -> Result<(), MemError> {
         self.memory.ntstore(self.place(at, from.len() as u64)?, from)
+    }
+
+    fn load_checked(&self, at: u64, into: &mut [u8], crc: &mut Crc) -> Result<(), MemError> {
+        self.memory.load_checked(self.place(at, into.len() as u64)?, into, crc)
+    }
+
+    fn ntstore_checked(&self, at: u64, from: &[u8], crc: &mut Crc) -> Result<(), MemError> {
+        self.memory.ntstore_checked(self.place(at, from.len() as u64)?, from, crc)
     }
 
     fn flush(&self, at: u64, length: u64) -> Result<(), MemError> {

@@ -96,12 +96,30 @@ fn a_class_that_a_damaged_pool_says_is_found_and_mended() {
     let problems = one.check(false).unwrap().problems;
     assert_eq!(
         problems.iter().map(|problem| problem.what).collect::<Vec<_>>(),
-        ["a chunk of no known class"]
+        ["a chunk of no known class", "a class that does not check"]
     );
     assert_eq!(one.get("1").unwrap(), Some(bytes(1, 100)), "a class changes no byte");
+    // The number is nobody else's: chunks of what it was bear it.
+    let line = line / 64 * 64;
+    let is_kept = |kept: &[u8]| world.memory.media()[line as usize..][..64] == *kept;
+    let damaged = world.memory.media()[line as usize..][..64].to_vec();
+    put(&one, 2, "2", &bytes(2, 100)).unwrap();
+    assert!(is_kept(&damaged), "a damaged line was taken for free");
     one.check(true).unwrap();
     assert!(one.check(false).unwrap().problems.is_empty());
     assert_eq!(one.get("1").unwrap(), Some(bytes(1, 100)));
+    let lost = world.memory.media()[line as usize..][..64].to_vec();
+    put(&one, 1, "1 again", &bytes(3, 100)).unwrap();
+    for number in 3..15 {
+        one.of(&Class::new(&number.to_string(), None).unwrap()).unwrap();
+    }
+    let another = Class::new("another", None).unwrap();
+    assert!(matches!(one.of(&another), Err(PoolError::Classes { most: 15 })));
+    assert!(is_kept(&lost), "a number that is lost was given again");
+    let listed: Vec<_> = one.list().unwrap().into_iter().map(|object| (object.name, object.class)).collect();
+    let told = |name: &str, class: &str| (name.to_owned(), class.to_owned());
+    let [narrow, wide] = kv().map(|class| class.to_string());
+    assert_eq!(listed, [told("1", ""), told("1 again", &narrow), told("2", &wide)]);
 }
 
 /// Two nodes store objects of three classes where there is hardly space, so chunks go from one

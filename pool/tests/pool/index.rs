@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use lamina_pool::mem::{CxlMem, LeftOut, MemError, Node, Site};
-use lamina_pool::{Chain, Geometry, Index, IndexServer, Key, Pool, PoolError, ServedIndex, local};
+use lamina_pool::{Chain, Class, Geometry, Index, IndexServer, Key, Pool, PoolError, ServedIndex, local};
 
 use crate::basics::{bytes, worlds};
 use crate::scenes::Told;
@@ -130,6 +130,40 @@ fn an_index_keeps_what_it_promises_whoever_has_it() {
             let counted = pools[1].stats().unwrap();
             assert!(counted.stores > 50 && counted.hits > 5 && counted.misses > 5, "{counted:?}");
         }
+    }
+}
+
+#[test]
+fn clients_of_a_served_index_store_what_is_of_a_class() {
+    for world in worlds() {
+        let pools: Vec<_> = (0..2).map(|node| Arc::new(world.attach(node).unwrap())).collect();
+        let index = ServedIndex::new(Arc::clone(&pools[1]));
+        let class = Class::new("bf16", Some("64,32")).unwrap();
+        let left = AtomicU32::new(1);
+        let works: Vec<Work<'_>> = vec![
+            Box::new(|| {
+                for (number, class) in [(0, None), (1, Some(&class)), (2, Some(&class)), (3, None)] {
+                    let content = content(number);
+                    assert!(index.store_of(class, key(number), &[&content]).unwrap());
+                    assert!(!index.store_of(class, key(number), &[&content]).unwrap(), "it is there");
+                    assert_eq!(read(&index, number).unwrap(), Some(content));
+                }
+                // What no device knows is refused, and the index goes on.
+                let unknown = Class::new("unknown", None).unwrap();
+                let refused = index.store_of(Some(&unknown), key(4), &[b"x"]);
+                assert!(matches!(refused, Err(PoolError::Declare(_))), "{refused:?}");
+                assert!(store(&index, 4).unwrap());
+                left.store(0, Ordering::Relaxed);
+            }),
+            Box::new(|| serve(&pools[0], true, &left)),
+        ];
+        assert!(world.run(works, false));
+        let shares = pools[0].stats().unwrap().by_class;
+        let told: Vec<_> = shares.iter().map(|share| (share.class.as_str(), share.ready_bytes)).collect();
+        let bytes =
+            |numbers: [u32; 2]| numbers.map(|number| content(number).len() as u64).iter().sum::<u64>();
+        assert_eq!(told, [("", bytes([0, 3]) + content(4).len() as u64), ("bf16 64,32", bytes([1, 2]))]);
+        assert_eq!(pools[0].check(false).unwrap().problems, []);
     }
 }
 

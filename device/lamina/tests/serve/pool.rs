@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lamina_pool::{Chain, Index, Pool, PoolError, ServedIndex, Service};
+use lamina_pool::{Chain, Class, Index, Pool, PoolError, ServedIndex, Service};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -340,8 +340,35 @@ fn a_view_is_had_of_what_is_of_a_class_in_the_base_window() {
         let serving = Service::start(Arc::clone(&pool));
         pool.put("one", &bytes).unwrap();
         assert_eq!(pool.get("one").unwrap().as_deref(), Some(&bytes[..]));
-        serving.stop().unwrap();
+        // Whoever has the file tells the device, and so does a server of the index for who asks it.
+        let class = Class::new("bf16", Some("64,256")).unwrap();
+        pool.of(&class).unwrap().put("two", &bytes).unwrap();
+        let server = Run::start(lamina(&["pool", "serve", &base, "--json"]).stdout(Stdio::piped()));
+        let wide = Class::new("bf16", Some("1024,32")).unwrap();
+        let key = Chain::new("of a class").next(&[1]);
+        assert!(ServedIndex::new(Arc::clone(&pool)).store_of(Some(&wide), key, &[&bytes]).unwrap());
+        let lies_in = |at: u64, window: u64| {
+            let (_, tensors) = place.try_ask("GET", "/tensors", &Value::Null);
+            tensors.as_array().unwrap().iter().any(|tensor| {
+                let (dpa, length) = (tensor["dpa"].as_u64().unwrap(), tensor["length"].as_u64().unwrap());
+                (dpa..dpa + length).contains(&at) && tensor["layout"]["window"] == window
+            })
+        };
+        let two = pool.list().unwrap().into_iter().find(|object| object.name == "two").unwrap();
+        assert!(two.class == "bf16 64,256" && lies_in(two.at, 256), "{two:?}");
+        let shares = pool.stats().unwrap().by_class;
+        assert!(shares.iter().any(|share| share.class == "bf16 1024,32" && share.ready_bytes == 1 << 20));
+        let (_, tensors) = place.try_ask("GET", "/tensors", &Value::Null);
+        assert!(
+            tensors.as_array().unwrap().iter().any(|tensor| tensor["layout"]["window"] == 32),
+            "{tensors}"
+        );
+        assert_eq!(pool.read(&key).unwrap().as_deref(), Some(&bytes[..]));
+        server.signal(Signal::SIGTERM);
+        assert!(server.end().success());
+        // Who has the server's number next waits until that is recovered.
         assert_eq!(told(&["check", &base, "--json"])["problems"], json!([]));
+        serving.stop().unwrap();
     });
 }
 
