@@ -22,6 +22,7 @@ import gguf
 import ml_dtypes
 import numpy as np
 import safetensors.numpy
+from precisions import VIEWS, measured, shown, write_bf16
 from safetensors import safe_open
 
 BF16 = ml_dtypes.bfloat16
@@ -131,51 +132,22 @@ def truncated_to_bf16(array):
     return (bits(array).ravel() >> 16).astype(np.uint16).view(BF16)
 
 
-def write_bf16(path, source):
-    """The model of a GGUF file, its matrices as bf16."""
-    reader = gguf.GGUFReader(source)
-    text = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
-    writer = gguf.GGUFWriter(path, text.pop("general.architecture"))
-    for name, value in text.items():
-        types = reader.fields[name].types
-        if name == "general.file_type":
-            value = int(gguf.LlamaFileType.MOSTLY_BF16)
-        writer.add_key_value(name, value, types[0], types[-1] if len(types) > 1 else None)
-    kind = gguf.GGMLQuantizationType.BF16
-    for tensor in reader.tensors:
-        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        if values.ndim > 1:
-            writer.add_tensor(tensor.name, gguf.quants.quantize(values, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(tensor.name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def measured(model, text):
+def cold_and_warm(model, text):
     """What llama.cpp makes of a model of which nothing is in the page cache, and once it is."""
     with open(model, "rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    words = [sys.executable, str(Path(__file__).with_name("measure.py")), str(model), str(text)]
-    runs = []
-    for tokens in ("100", "0"):
-        out = subprocess.run([*words, tokens], check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=1200).stdout
-        runs.append(json.loads(out.splitlines()[-1]))
-    return runs
+    return [measured(model, text, tokens) for tokens in (100, 0)]
 
 
-def compare_precisions(disk, shown, text):
-    """A table of a model on the disk and at precisions in `shown`."""
+def compare_precisions(disk, folder, text):
+    """A table of a model on the disk and at the precisions that `folder` shows."""
     print(f"llama.cpp with {disk.name}, perplexity of 100 tokens of {text.name}:")
     print("| file | perplexity | load s, cold | warm | tokens/s, cold | warm |\n|---|---|---|---|---|---|")
     perplexities = {}
-    places = [("the disk's", disk), ("full", shown / disk.name)]
-    places += [(view, shown / f"{disk.stem}@{view}.gguf") for view in ("e8m3", "e8m2", "e8m1")]
+    places = [("the disk's", disk)] + [(view, shown(folder, disk, view)) for view in VIEWS]
     for name, path in places:
-        cold, warm = measured(path, text)
+        cold, warm = cold_and_warm(path, text)
         perplexities[name] = cold["perplexity"]
         figures = (cold["seconds"], warm["seconds"], cold["speed"], warm["speed"])
         print(f"| {name} | {cold['perplexity']:.3f} | " + " | ".join(f"{figure:.2f}" for figure in figures) + " |")

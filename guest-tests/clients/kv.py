@@ -5,10 +5,9 @@ prompt again. All print JSON: how the prompt is continued, and how many of its t
 """
 
 import json
-import os
 import sys
-import urllib.request
 
+import server
 import xllamacpp
 
 PROMPT = "Once upon a time, in a village by the sea, there lived a keeper of the lighthouse who wrote letters to the moon. " * 6
@@ -16,32 +15,18 @@ PROMPT = "Once upon a time, in a village by the sea, there lived a keeper of the
 
 def main():
     what, model, folder = sys.argv[1:]
-    params = xllamacpp.CommonParams()
-    params.model.path = model
-    params.n_ctx = 1024
-    params.n_parallel = 1
     # The same text every time, on however many cores.
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
-    params.sampling.temp = 0.0
-    params.warmup = False
+    params = server.parameters(model, 1024, 1)
     params.endpoint_slots = True
     params.slot_save_path = folder + "/"
-    server = xllamacpp.Server(params)
-
-    def post(path, asked):
-        body, kind = json.dumps(asked).encode(), {"Content-Type": "application/json"}
-        with urllib.request.urlopen(urllib.request.Request(server.listening_address + path, body, kind)) as answer:
-            return json.load(answer)
-
+    llama = xllamacpp.Server(params)
     if what == "restore":
-        post("/slots/0?action=restore", {"filename": "cache.bin"})
+        server.post(llama, "/slots/0?action=restore", {"filename": "cache.bin"})
     asked = {"prompt": PROMPT, "n_predict": 16, "temperature": 0, "seed": 1, "cache_prompt": True, "id_slot": 0}
-    answer = post("/completion", asked)
+    answer = server.post(llama, "/completion", asked)
     if what == "save":
-        post("/slots/0?action=save", {"filename": "cache.bin"})
-    print(json.dumps({"text": answer["content"], "read": answer["timings"]["prompt_n"]}), flush=True)
-    # The server's threads have nothing more to do, and do not end by themselves.
-    os._exit(0)
+        server.post(llama, "/slots/0?action=save", {"filename": "cache.bin"})
+    server.end(json.dumps({"text": answer["content"], "read": answer["timings"]["prompt_n"]}))
 
 
 main()

@@ -4,8 +4,8 @@
 //! * Nothing is written down but the papers' own numbers, which are called quoted. Ours are
 //!   computed when the command runs, by the code that the other commands use.
 //! * Each number says how it was had, each section on what, or why there is none.
-//! * What needs a language model comes from a report of `./x run --workload decode`: the decoder
-//!   belongs to the tests, and this program does not.
+//! * What needs a language model comes from reports: of `./x run --workload decode`, whose decoder
+//!   belongs to the tests, and of llama.cpp.
 
 mod book;
 mod cached;
@@ -15,6 +15,7 @@ mod decoded;
 mod designs;
 mod elastic;
 mod found;
+mod llama;
 mod page;
 mod server;
 mod stored;
@@ -120,6 +121,7 @@ fn book(found: &Found, begun: Instant) -> Result<Book> {
         ("weights", found.weights.as_ref().map_or_else(none, |weights| weights.names.clone())),
         ("KV cache", found.caches.as_ref().map_or_else(none, |caches| caches.names.clone())),
         ("decoded by", found.decoded.as_ref().map_or_else(none, |decoded| decoded.model.clone())),
+        ("judged by llama.cpp", found.llama.as_ref().map_or_else(none, |llama| llama.model.clone())),
         ("DRAM", found.profile.name.clone()),
         (
             "made by",

@@ -73,6 +73,17 @@ fn decode_report(folder: &Path) -> PathBuf {
     path
 }
 
+/// The report of llama.cpp that never was.
+fn llama_report(folder: &Path, cache: &str) -> PathBuf {
+    let report = json!({
+        "program": "llama.cpp (of a test)", "model": "b <model>", "text": "t.txt", "tokens": 256,
+        "perplexity": { "full": 10.5, "e8m3": 11.5 }, "tokens_per_second": { "full": 50.0 }, "cache": cache,
+    });
+    let path = folder.join("llama.json");
+    fs::write(&path, report.to_string()).unwrap();
+    path
+}
+
 fn section<'b>(book: &'b Value, id: &str) -> &'b Value {
     book["sections"].as_array().unwrap().iter().find(|section| section["id"] == id).unwrap()
 }
@@ -88,7 +99,9 @@ fn a_report_has_every_table_and_figure_and_needs_no_network() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("new/report");
     let decode = decode_report(folder.path());
-    let words = ["--decode", decode.to_str().unwrap(), "--out", out.to_str().unwrap(), "--json"];
+    let llama = llama_report(folder.path(), "stories260K-kv-bf16.safetensors");
+    let given = ["--decode", decode.to_str().unwrap(), "--llama", llama.to_str().unwrap()];
+    let words = [&given[..], &["--out", out.to_str().unwrap(), "--json"]].concat();
     let output = lamina(&words);
     assert!(output.status.success(), "{output:?}");
     let said = String::from_utf8_lossy(&output.stderr);
@@ -122,6 +135,21 @@ fn a_report_has_every_table_and_figure_and_needs_no_network() {
     let quest = row(section(&book, "trace-table-ii"), "Quest: 5 pages in bf16; here quest:5=full");
     assert_eq!((&quest["paper"], &quest["ours"]), (&json!(12.49), &json!(12.5)));
     assert_eq!(row(section(&book, "cxl-ndp-fig-4"), "OPT-13B")["how"], "not-obtainable");
+    // llama.cpp's numbers stand beside the decoder's, by its name.
+    let precisions = section(&book, "cxl-ndp-fig-4");
+    for (what, ours) in [
+        ("weights as e8m3, 12 planes fetched", 11.0),
+        ("weights as e8m3, 12 planes fetched, by llama.cpp", 11.5),
+        ("weights as full, 16 planes fetched, by llama.cpp", 10.5),
+    ] {
+        let rows = precisions["rows"].as_array().unwrap();
+        let found = rows.iter().find(|row| row["what"] == what).unwrap_or_else(|| panic!("no row {what}"));
+        assert_eq!((&found["ours"], &found["how"]), (&json!(ours), &json!("measured")));
+    }
+    assert!(precisions["source"].as_str().unwrap().contains("llama.cpp (of a test) on b <model>"));
+    assert_eq!(row(section(&book, "trace-table-ii"), "full KV cache, by llama.cpp")["ours"], json!(10.5));
+    let cached = section(&book, "trace-fig-15")["source"].as_str().unwrap();
+    assert!(cached.contains("llama.cpp (of a test) keeps of 256 tokens of t.txt"), "{cached}");
     for section in book["sections"].as_array().unwrap() {
         assert!(!section["source"].as_str().unwrap().is_empty() && section["rows"].is_array());
         for row in section["rows"].as_array().unwrap() {
@@ -152,6 +180,8 @@ fn without_a_model_to_run_it_says_what_was_not_run() {
     assert!(list.contains("CXL-NDP  Table V") && list.contains("printed numbers have one of ours"), "{list}");
     let book: Value = serde_json::from_slice(&fs::read(folder.path().join("report.json")).unwrap()).unwrap();
     assert_eq!(row(section(&book, "trace-table-ii"), "full KV cache")["how"], "not-run");
+    let source = section(&book, "cxl-ndp-fig-4")["source"].as_str().unwrap();
+    assert!(source.contains("llama.cpp was not run") && source.contains("--fetch-llama"), "{source}");
     assert_eq!(row(section(&book, "trace-table-iv"), "bf16, zstd")["how"], "not-run");
     assert_eq!(row(section(&book, "trace-fig-15"), "trace, zstd")["how"], "measured");
 }
@@ -169,6 +199,7 @@ fn what_cannot_be_is_refused_by_its_name_and_nothing_is_written() {
     );
     assert!(refused(&["--model", text, "--out", out]).contains(text));
     assert!(refused(&["--decode", text, "--out", out]).contains("is no report"));
+    assert!(refused(&["--llama", text, "--out", out]).contains("precisions.py"));
     assert!(refused(&["--dram", "ddr9", "--out", out]).contains("dram is ddr9"));
     let weights = root().join("guest-tests/models/stories260K-bf16.safetensors");
     let weights = weights.to_str().unwrap();

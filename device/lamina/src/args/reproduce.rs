@@ -11,7 +11,7 @@ use super::values::kv_layout;
 /// that needs no network.
 ///
 /// Each number says whether it was measured, on what, or modelled, from what, or why it cannot be
-/// had. Nothing is taken from an earlier run but what --decode gives.
+/// had. Nothing is taken from an earlier run but what --decode and --llama give.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Without --model and --cache the bundled 260 K-parameter model and its KV cache are measured, where the project's folder is at hand.
@@ -21,8 +21,8 @@ Examples:
       lamina reproduce --out report
   On weights of one's own:
       lamina reproduce --model model.safetensors --cache kv.safetensors --out report
-  With SmolLM2-135M's perplexities and KV cache:
-      ./x reproduce --model smollm2")]
+  With SmolLM2-135M's perplexities and KV cache, by the project's decoder and by llama.cpp:
+      ./x reproduce --model smollm2 --fetch-llama")]
 pub(crate) struct Reproduce {
     /// A checkpoint whose weights are measured; may be given more than once.
     #[arg(long, value_name = "FILE")]
@@ -36,6 +36,10 @@ pub(crate) struct Reproduce {
     /// The report.json of `./x run --workload decode`, for perplexities.
     #[arg(long, value_name = "FILE")]
     pub(crate) decode: Option<PathBuf>,
+    /// What llama.cpp made of a model at precisions, for perplexities beside: the llama.json that
+    /// `./x reproduce` writes.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) llama: Option<PathBuf>,
     /// The module: ddr5-4800, ddr5-5600, ddr5-6400.
     #[arg(long, default_value = "ddr5-4800", value_name = "NAME")]
     pub(crate) dram: String,

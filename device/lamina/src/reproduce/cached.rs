@@ -7,7 +7,7 @@ use lamina_device::analyze::layers::place;
 
 use super::book::{How, Paper, Row, Section};
 use super::chart::{Across, Chart, Kind, Look, Series};
-use super::found::{Caches, Found};
+use super::found::Found;
 use super::stored::NO_CACHE;
 
 /// TRACE, Fig. 15, of Llama 3.1 8B: what, codec, WikiText and BookSum.
@@ -55,17 +55,14 @@ fn ratios(layers: &BTreeMap<u64, Layer>, name: &str) -> Vec<Option<f64>> {
     layers.values().map(ratio).collect()
 }
 
-fn source(caches: Option<&Caches>) -> String {
-    caches.map_or_else(
-        || NO_CACHE.to_owned(),
-        |caches| {
-            format!(
-                "Measured in this run on {}, a cache of {}, all metadata but index entries \
-                    counted. It is not Llama 3.1 8B's, which is not at hand, so the paper's two \
-                    texts stand beside one number.",
-                caches.names, caches.layout
-            )
-        },
+fn source(found: &Found) -> String {
+    let Some(caches) = &found.caches else { return NO_CACHE.to_owned() };
+    let of_llama = found.llama.as_ref().and_then(|llama| llama.cached(&caches.names)).unwrap_or_default();
+    format!(
+        "Measured in this run on {}, a cache of {}, all metadata but index entries counted.{of_llama} \
+            It is not Llama 3.1 8B's, which is not at hand, so the paper's two texts stand beside one \
+            number.",
+        caches.names, caches.layout
     )
 }
 
@@ -96,7 +93,7 @@ pub(super) fn fig_15(found: &Found) -> Section {
     let caches = found.caches.as_ref();
     let how = if caches.is_some() { How::Measured } else { How::NotRun };
     let mut section =
-        Section::new(Paper::Trace, "Fig. 15", "Lossless ratios of KV caches, layer by layer", source(caches));
+        Section::new(Paper::Trace, "Fig. 15", "Lossless ratios of KV caches, layer by layer", source(found));
     for (what, codec, papers) in PRINTED {
         let ours = caches.and_then(|caches| match what {
             "trace" => total(&caches.report, codec),
@@ -140,7 +137,7 @@ pub(super) fn ndp_fig_13(found: &Found) -> Section {
         Paper::Ndp,
         "Fig. 13",
         "KV caches: bit-planes alone against bit-planes of channels",
-        source(caches),
+        source(found),
     );
     let baseline = caches.and_then(|caches| total(&caches.planes, "zstd"));
     let proposed = caches.and_then(|caches| total(&caches.report, "zstd"));

@@ -14,6 +14,7 @@ use serde::Deserialize;
 use super::book::{How, Paper, Row, Section};
 use super::chart::{Across, Chart, Kind, Look, Series};
 use super::found::Found;
+use super::llama::{self, Llama};
 
 /// The part of a decode run's report that is told here.
 #[derive(Clone, Debug, Deserialize)]
@@ -144,9 +145,16 @@ fn place(policy: &str) -> Option<usize> {
 /// Table II.
 pub(super) fn table_ii(found: &Found) -> Section {
     let title = "Perplexity by policy of the KV cache";
+    let by_llama = |section: Section| match &found.llama {
+        None => section,
+        Some(llama) => section
+            .rows([Row::new("full KV cache, by llama.cpp", "", 2, None).ours(How::Measured, llama.full())])
+            .note(llama.source())
+            .note("llama.cpp has none of the other policies."),
+    };
     let Some(decoded) = &found.decoded else {
         let rows = TABLE_II.map(|(what, paper)| Row::new(what, "", 2, Some(paper)).ours(How::NotRun, None));
-        return Section::new(Paper::Trace, "Table II", title, NOT_RUN).rows(rows);
+        return by_llama(Section::new(Paper::Trace, "Table II", title, NOT_RUN).rows(rows));
     };
     let mut section = Section::new(Paper::Trace, "Table II", title, decoded.source());
     // Where pages are ranked both ways, by head is the paper's.
@@ -211,7 +219,7 @@ pub(super) fn table_ii(found: &Found) -> Section {
             ),
         ],
     };
-    section.chart(chart).note(format!(
+    by_llama(section).chart(chart).note(format!(
         "Pages have {} tokens here. For fp8 and fp4 stand views with their mantissas in the \
             tensor's own container. The same as CXL-NDP, Table I. What is fetched may be more \
             than plain's: a KV window is fetched whole for the first page of it that is read, and \
@@ -221,7 +229,7 @@ pub(super) fn table_ii(found: &Found) -> Section {
 }
 
 /// Planes that a view of bf16 fetches.
-fn planes(view: &str) -> Option<f64> {
+pub(super) fn planes(view: &str) -> Option<f64> {
     let view = View::parse(Format::Bf16, view).ok()?;
     Some(f64::from(view.mask().count()))
 }
@@ -234,47 +242,63 @@ const OPT: [(&str, f64); 3] =
 pub(super) fn ndp_fig_4(found: &Found) -> Section {
     let title = "Perplexity against bits of a weight";
     let rows = OPT.map(|(what, paper)| Row::new(format!("OPT-13B: {what}"), "", 2, Some(paper)));
-    let why = "OPT-13B, and the predictors that give each head and neuron its precision, are not \
-        at hand.";
-    let Some(decoded) = &found.decoded else {
-        return Section::new(Paper::Ndp, "Fig. 4", title, format!("{why} {NOT_RUN}")).rows(rows);
-    };
-    let source = format!("{why} Uniform precision is there, by views. {}", decoded.source());
-    let mut section = Section::new(Paper::Ndp, "Fig. 4", title, source).rows(rows);
-    let mut views: Vec<_> =
-        decoded.perplexity.iter().map(|(view, of)| (planes(view).unwrap_or(16.0), view, of)).collect();
-    views.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let mut points = Vec::new();
-    for (bits, view, perplexity) in views {
-        points.push([bits, *perplexity]);
-        let row = Row::new(format!("weights as {view}, {bits:.0} planes fetched"), "", 3, None);
-        section = section.rows([row.ours(How::Measured, Some(*perplexity))]);
-        let fetched = decoded.judged(view, FULL).and_then(|run| run.weights_moved.of_plain());
-        let row = Row::new(
-            format!(
-                "weights as {view}: fetched of what plain \
-            fetches"
-            ),
-            "%",
-            1,
-            None,
-        );
-        section = section.rows([row.ours(How::Measured, fetched)]);
+    let mut source = "OPT-13B, and the predictors that give each head and neuron its precision, are not \
+        at hand."
+        .to_owned();
+    if found.decoded.is_some() || found.llama.is_some() {
+        source.push_str(" Uniform precision is there, by views.");
     }
-    let ticks = (1..=16)
-        .step_by(1)
-        .map(f64::from)
-        .filter(|bits| points.iter().any(|point| (point[0] - bits).abs() < 0.5));
-    let chart = Chart {
-        title: format!("Perplexity of {} against planes fetched of a weight", decoded.model),
-        kind: Kind::Lines,
-        right: "planes of 16",
-        across: Across::Numbers { log: false, ticks: ticks.map(|bits| (bits, bits.to_string())).collect() },
-        up: "perplexity",
-        log: false,
-        series: vec![Series::new("one view for all weights", 2, Look::Solid, points)],
-    };
-    section.chart(chart).note("TRACE, Fig. 5, is the same comparison, and prints no numbers.").note(
+    for part in [
+        found.decoded.as_ref().map_or(NOT_RUN.to_owned(), Decoded::source),
+        found.llama.as_ref().map_or(llama::NOT_RUN.to_owned(), Llama::source),
+    ] {
+        source = format!("{source} {part}");
+    }
+    let mut section = Section::new(Paper::Ndp, "Fig. 4", title, source).rows(rows);
+    let mut series = Vec::new();
+    if let Some(decoded) = &found.decoded {
+        let mut views: Vec<_> =
+            decoded.perplexity.iter().map(|(view, of)| (planes(view).unwrap_or(16.0), view, of)).collect();
+        views.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let mut points = Vec::new();
+        for (bits, view, perplexity) in views {
+            points.push([bits, *perplexity]);
+            let row = Row::new(format!("weights as {view}, {bits:.0} planes fetched"), "", 3, None);
+            section = section.rows([row.ours(How::Measured, Some(*perplexity))]);
+            let fetched = decoded.judged(view, FULL).and_then(|run| run.weights_moved.of_plain());
+            let row = Row::new(format!("weights as {view}: fetched of what plain fetches"), "%", 1, None);
+            section = section.rows([row.ours(How::Measured, fetched)]);
+        }
+        series.push(Series::new(
+            format!("{}, one view for all weights", decoded.model),
+            2,
+            Look::Solid,
+            points,
+        ));
+    }
+    if let Some(llama) = &found.llama {
+        section = llama.rows(section);
+        series.push(llama.series());
+    }
+    if !series.is_empty() {
+        let fetched = |bits: &f64| {
+            series.iter().flat_map(|series| &series.points).any(|point| (point[0] - bits).abs() < 0.5)
+        };
+        let ticks = (1..=16).map(f64::from).filter(fetched);
+        section = section.chart(Chart {
+            title: "Perplexity against planes fetched of a weight".to_owned(),
+            kind: Kind::Lines,
+            right: "planes of 16",
+            across: Across::Numbers {
+                log: false,
+                ticks: ticks.map(|bits| (bits, bits.to_string())).collect(),
+            },
+            up: "perplexity",
+            log: false,
+            series,
+        });
+    }
+    section.note("TRACE, Fig. 5, is the same comparison, and prints no numbers.").note(
         "Numbers in bf16 that a GGUF file's few bits stood for take fewer stored bytes than \
             weights that were trained in bf16.",
     )

@@ -16,6 +16,7 @@ use lamina_model::system::Ratios;
 
 use super::decoded::Decoded;
 use super::designs::{self, Design};
+use super::llama::Llama;
 use crate::args::Reproduce;
 use crate::log;
 use crate::meter::Meter;
@@ -43,6 +44,7 @@ pub(super) struct Found {
     pub(super) weights: Option<Weights>,
     pub(super) caches: Option<Caches>,
     pub(super) decoded: Option<Decoded>,
+    pub(super) llama: Option<Llama>,
     pub(super) designs: Vec<Design>,
     pub(super) profile: Profile,
     pub(super) elastic: Vec<Beside>,
@@ -70,6 +72,7 @@ impl Found {
         let (weight_files, cache_files) = (open(&weights)?, open(&caches)?);
         let layout = (!cache_files.is_empty()).then(|| layout(args.kv, &cache_files)).transpose()?;
         let decoded = args.decode.as_deref().map(Decoded::read).transpose()?;
+        let llama = args.llama.as_deref().map(Llama::read).transpose()?;
         let profile = Profile::named(&args.dram)?;
         let weights = (!weight_files.is_empty()).then(|| {
             let options = AnalyzeOptions::default();
@@ -91,6 +94,7 @@ impl Found {
             weights: weights.transpose()?,
             caches: caches.transpose()?,
             decoded,
+            llama,
             designs: step("three devices on the same bytes", designs::run)?,
             elastic: step("reading weights by planes and by words in the DRAM model", || {
                 Ok(elastic::beside(&profile)?)
