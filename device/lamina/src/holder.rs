@@ -218,8 +218,8 @@ impl Holder {
         Ok(Some(holder))
     }
 
-    /// Mounts the files in their folder. Whoever answers the mount is asked for that, so it has to be
-    /// supervised by now: if it dies, the next one answers.
+    /// Mounts the files in their folder. Whoever answers the mount is asked for that, so it has to
+    /// be supervised by now: if it dies, the next one answers.
     fn mount_files(&self, threads: usize) -> Result<()> {
         let Some(folder) = self.ready.files.clone() else {
             tracing::warn!("--write-cache changes nothing: there is no folder of files");

@@ -73,8 +73,8 @@ pub(crate) enum Order {
         /// The disks.
         disks: Vec<Disk>,
     },
-    /// Answer the mount of the files too, which lies in the other. Descriptors: for requests and for
-    /// notices.
+    /// Answer the mount of the files too, which lies in the other. Descriptors: for requests and
+    /// for notices.
     ServeFiles {
         /// The connection's number, if it is known.
         minor: Option<String>,

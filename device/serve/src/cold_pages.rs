@@ -123,8 +123,8 @@ impl ColdPages {
         self.changed.notify_all();
     }
 
-    /// Looks until it is closed. `invalidate` has the kernel drop a range of an inode; `notices` are
-    /// the descriptors that it does so by.
+    /// Looks until it is closed. `invalidate` has the kernel drop a range of an inode; `notices`
+    /// are the descriptors that it does so by.
     pub(super) fn keep_until_closed(
         &self,
         tree: &Tree,

@@ -80,9 +80,9 @@ pub struct MountOptions {
     pub files: u64,
     /// Bytes of the mount's files that the page cache may hold; no bound if none are given.
     pub cache_bytes: Option<u64>,
-    /// Whether what is written to files waits in the page cache, as what is stored through a mapping
-    /// does: until it is synced or closed, or the kernel likes. A device without room says so then.
-    /// They are a mount of their own in `files`; see [`Mount::serve_files`].
+    /// Whether what is written to files waits in the page cache, as what is stored through a
+    /// mapping does: until it is synced or closed, or the kernel likes. A device without room says
+    /// so then. They are a mount of their own in `files`; see [`Mount::serve_files`].
     pub write_cache: bool,
     /// The API's socket, which the root's attribute `user.lamina.api` names for those who have only
     /// the directory.

@@ -104,8 +104,8 @@ impl ModelBench {
         Ok(out)
     }
 
-    /// Requests a second of one thread, by design, without and with DRAM's timing, and the bursts that
-    /// took: one request at random is a block's bundle under `trace`, some 49 lines.
+    /// Requests a second of one thread, by design, without and with DRAM's timing, and the bursts
+    /// that took: one request at random is a block's bundle under `trace`, some 49 lines.
     ///
     /// # Errors
     /// When the model refuses its own trace.

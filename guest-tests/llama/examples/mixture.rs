@@ -1,4 +1,5 @@
-//! Makes a mixture of experts of a model that has none: `mixture DENSE.safetensors OUT.safetensors`.
+//! Makes a mixture of experts of a model that has none:
+//! `mixture DENSE.safetensors OUT.safetensors`.
 
 use std::{env, error::Error, fs};
 

@@ -1,8 +1,9 @@
 //! Mixtures of experts: feed-forward blocks of which each token uses a few.
 //!
 //! The rules:
-//! * A router, one row an expert, gives each token a logit for each expert. The token uses those with
-//!   the largest; of equal ones the first. NaN is above all numbers, so that what is wrong is seen.
+//! * A router, one row an expert, gives each token a logit for each expert. The token uses those
+//!   with the largest; of equal ones the first. NaN is above all numbers, so that what is wrong is
+//!   seen.
 //! * What these give is added up, each times its share: the softmax of the logits of those that are
 //!   used, as Mixtral has it. It is added in the order of the experts' numbers.
 //! * Of an expert that no token uses nothing is read.

@@ -61,8 +61,8 @@ impl Decoder {
         self.position
     }
 
-    /// Which experts the tokens that were taken last used: layer by layer, expert by expert, token by
-    /// token. None where there are no experts.
+    /// Which experts the tokens that were taken last used: layer by layer, expert by expert, token
+    /// by token. None where there are no experts.
     pub fn routes(&self) -> &[Route] {
         &self.routes
     }

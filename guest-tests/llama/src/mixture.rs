@@ -1,9 +1,10 @@
-//! A mixture of experts, **made** of a model that has none, for want of a trained one that is small.
+//! A mixture of experts, **made** of a model that has none, for want of a trained one that is
+//! small.
 //!
 //! Each expert is the dense block with its weights off by up to an eighth of themselves, and the
 //! routers are noise: so the mixture says about what the dense model says, and which expert a token
-//! uses means nothing. What it is good for is that bytes of experts are moved, or not, as in a model
-//! that was trained. Everything follows from the dense model.
+//! uses means nothing. What it is good for is that bytes of experts are moved, or not, as in a
+//! model that was trained. Everything follows from the dense model.
 //!
 //! `cargo run --locked --release -p lamina-llama --example mixture -- DENSE OUT` makes one of four
 //! experts, of which a token uses two.
@@ -44,8 +45,8 @@ pub enum MixtureError {
     },
 }
 
-/// The mixture of a safetensors file of bf16 with llama2.c's names, as such a file. Its metadata says
-/// `"made": "mixture"`.
+/// The mixture of a safetensors file of bf16 with llama2.c's names, as such a file. Its metadata
+/// says `"made": "mixture"`.
 ///
 /// # Errors
 /// [`MixtureError`].

@@ -184,7 +184,8 @@ pub struct Viewed<M> {
 }
 
 impl<M> Viewed<M> {
-    /// Weights of a model of this shape, whose bytes `memory` holds in the view that `element` reads.
+    /// Weights of a model of this shape, whose bytes `memory` holds in the view that `element`
+    /// reads.
     pub fn new(config: Config, memory: M, element: Element) -> Self {
         Self { config, memory, element, loaded: AtomicU64::new(0) }
     }

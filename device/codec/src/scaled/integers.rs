@@ -70,8 +70,8 @@ impl Integers {
         Some([elements, scales.checked_mul(width)?, scales / 2, self.inputs.checked_mul(4)?])
     }
 
-    /// Bytes that [`Self::to_bf16`] works in for so many rows, with its result; none if these pass the
-    /// address space. Of groups it is as many as there are, however few inputs these have.
+    /// Bytes that [`Self::to_bf16`] works in for so many rows, with its result; none if these pass
+    /// the address space. Of groups it is as many as there are, however few inputs these have.
     pub fn work(&self, rows: usize) -> Option<usize> {
         let factors = self.groups.checked_mul(rows)?.checked_mul(size_of::<(f32, f32)>())?;
         let groups = self.inputs.checked_mul(size_of::<Option<usize>>())?;

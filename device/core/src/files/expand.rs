@@ -1,4 +1,5 @@
-//! A block-scaled tensor put together, at bf16 or fp8: what a file shows of it in place of its parts.
+//! A block-scaled tensor put together, at bf16 or fp8: what a file shows of it in place of its
+//! parts.
 //!
 //! Bytes are computed when they are read. In the order of the elements that takes the elements and
 //! scales under them. At fp8 the bf16 of each element is converted, as the view of a bf16 tensor

@@ -39,8 +39,8 @@ pub(crate) struct Advise {
     /// Give each head of Q, K and V a precision of its own.
     #[arg(long)]
     pub(crate) by_head: bool,
-    /// Write which experts each of the tokens that precisions are chosen by used, and with what share,
-    /// as comma-separated values.
+    /// Write which experts each of the tokens that precisions are chosen by used, and with what
+    /// share, as comma-separated values.
     #[arg(long, value_name = "FILE")]
     pub(crate) routes: Option<PathBuf>,
     /// The vocabulary of a safetensors model.

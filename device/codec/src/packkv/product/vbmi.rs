@@ -214,8 +214,8 @@ fn levels(side: &PackedSide<'_>, round: usize, channel: usize) -> __m512i {
     let words = _mm512_permutexvar_epi8(_mm512_add_epi8(first_bytes, bytes(&TABLES.place)), payload);
     let bits = _mm512_shuffle_epi8(_mm512_and_si512(begins, _mm512_set1_epi64(7)), lowest);
 
-    // Behind that the bits of the pack before and of the tokens before. No byte carries into another:
-    // lengths have three bits.
+    // Behind that the bits of the pack before and of the tokens before. No byte carries into
+    // another: lengths have three bits.
     let lengths = _mm512_permutexvar_epi8(bytes(&TABLES.pack), length);
     let before = _mm512_slli_epi16::<2>(_mm512_permutexvar_epi8(bytes(&TABLES.before), length));
     let step = _mm512_or_si512(_mm512_slli_epi16::<2>(lengths), bytes(&TABLES.token));
