@@ -126,7 +126,8 @@ impl Files {
             stored += done;
             match written {
                 Ok(()) => {}
-                Err(why) if why.is_no_room() && stored > 0 => break,
+                // Of what is written back the kernel hears an error, and not how much was stored.
+                Err(why) if why.is_no_room() && stored > 0 && !written_back => break,
                 Err(why) => return Err(why.into()),
             }
         }

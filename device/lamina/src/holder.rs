@@ -144,6 +144,11 @@ impl Holder {
                 "--write-cache needs root: files/ is a mount in the mount then, and Linux lets fusermount3 into nobody's"
             );
         }
+        if args.folder.write_cache && args.cache_bytes.is_some() {
+            bail!(
+                "--write-cache does not go with --cache-bytes: who bounds the page cache would hear in their place that what programs wrote finds no room"
+            );
+        }
         let point = mount.map(|mount| MountPoint::prepare(&mount)).transpose()?;
         let socket = Listening::at(&args.run_dir.join(SOCKET))?;
         // The folder is this device's. Hosts of one that was here before are gone, whatever was

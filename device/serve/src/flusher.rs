@@ -284,7 +284,8 @@ pub(super) fn may_be_dirty(file: &File, range: &Range<u64>) -> bool {
     if range.is_empty() {
         return false;
     }
-    if writeback_waits() { dirty(file, range).unwrap_or(true) } else { is_cached(file, range) }
+    let may_be = |found: Found| found.dirty + found.writeback > 0 || !writeback_waits() && found.cached > 0;
+    found(file, range).map_or(true, may_be)
 }
 
 /// Whether the page cache holds pages of `range` that are dirty or on their way to the device.

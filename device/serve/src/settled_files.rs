@@ -11,6 +11,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -70,7 +71,9 @@ fn sync_all(files: &Files, folder: &Path) -> io::Result<()> {
     for file in files.known() {
         let path = folder.join(OsStr::from_bytes(&file.path));
         let sync = || {
-            let file = File::open(&path)?;
+            // What lies there by now may be no file, and must not be waited for.
+            let only_files = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
+            let file = File::options().read(true).custom_flags(only_files).open(&path)?;
             if may_be_dirty(&file, &(0..file.metadata()?.len())) { file.sync_data() } else { Ok(()) }
         };
         match sync() {

@@ -333,6 +333,30 @@ fn a_full_disk_is_told_when_what_waits_is_written_back() {
 }
 
 #[test]
+fn what_was_synced_is_whole_where_room_ends_within_a_write_back() {
+    within(180, || {
+        let rig = device(&["--store-capacity", "48M", "--write-cache"]);
+        let at = |number: u64| folder(&rig).join(format!("f{number}"));
+        let mut synced = 0;
+        loop {
+            let file = File::create_new(at(synced)).unwrap();
+            let written = (&file).write_all(&noise(synced, 300_000));
+            if written.and_then(|()| file.sync_all()).is_err() {
+                break;
+            }
+            synced += 1;
+        }
+        assert!(synced > 60, "{synced}");
+        for number in 0..synced {
+            let file = File::open(at(number)).unwrap();
+            nix::fcntl::posix_fadvise(&file, 0, 0, nix::fcntl::PosixFadviseAdvice::POSIX_FADV_DONTNEED)
+                .unwrap();
+            assert!(fs::read(at(number)).unwrap() == noise(number, 300_000), "f{number} of {synced}");
+        }
+    });
+}
+
+#[test]
 fn files_are_there_when_the_image_is_opened_again() {
     within(180, || {
         let place = Place::new();
