@@ -605,9 +605,7 @@ impl Served {
         let deadline = Instant::now() + QUIET;
         self.disks.iter().for_each(|disk| disk.close_by(deadline));
         goes_on();
-        if let Some(mount) = &self.mount {
-            mount.settle(PACE, goes_on);
-        }
+        let settled = self.mount.as_ref().map_or(Ok(()), |mount| mount.settle(PACE, goes_on));
         goes_on();
         if let Err(why) = device.flush(0, device.base_bytes()) {
             // What is staged stays staged in the image.
@@ -617,6 +615,6 @@ impl Served {
         let synced = device.sync_last().context("the image cannot be brought to the disk");
         // Their threads end with the process.
         std::mem::forget(self);
-        synced
+        synced.and(settled.context("stores into files/ may be lost"))
     }
 }

@@ -443,22 +443,27 @@ impl Mount {
 impl Mount {
     /// Brings every store to the device, for as long as that goes on: `goes_on` is told each `pace`
     /// in which something was written back.
-    pub fn settle(&self, pace: Duration, goes_on: &dyn Fn()) {
+    ///
+    /// # Errors
+    ///
+    /// When stores into files may be lost.
+    pub fn settle(&self, pace: Duration, goes_on: &dyn Fn()) -> io::Result<()> {
+        let mut settled = Ok(());
         if let Some(files) = self.tree.files() {
-            let settled = settle_files(files, &self.path.join(FOLDER), SETTLE, pace, goes_on);
-            if let Err(why) = settled {
-                tracing::error!("stores into files/ may be lost: {why}");
-            }
+            settled = settle_files(files, &self.path.join(FOLDER), SETTLE, pace, goes_on);
         }
         for export in self.tree.exports() {
             export.coherence().settle(SETTLE, pace, goes_on);
         }
+        settled
     }
 }
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        self.settle(SETTLE, &|| ());
+        if let Err(why) = self.settle(SETTLE, &|| ()) {
+            tracing::error!("stores into files/ may be lost: {why}");
+        }
         let held = self.held.take();
         let joins = held.is_some();
         drop(held);

@@ -14,6 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -24,12 +25,12 @@ use super::flusher::may_be_dirty;
 use super::own_mount::own_table;
 
 /// Brings what the page cache has of the files of `folder` to the device. `goes_on` is told each
-/// `pace` in which something came.
+/// `pace` in which something came or a file was looked at. What this user may not open stays out.
 ///
 /// # Errors
 ///
-/// When a file cannot be written back, or nothing came for as long as `patience`: then stores of
-/// whoever still maps files may not be there.
+/// When a file cannot be written back, or there was nothing of that for as long as `patience`: then
+/// stores of whoever still maps files may not be there.
 pub(super) fn settle_files(
     files: &Arc<Files>,
     folder: &Path,
@@ -39,15 +40,18 @@ pub(super) fn settle_files(
 ) -> io::Result<()> {
     let (done, ended) = channel();
     let (known, folder) = (Arc::clone(files), folder.to_owned());
+    let looked_at = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&looked_at);
     let syncing = move || {
         if let Err(why) = own_table(&[]) {
             tracing::warn!("files/ is brought to the device with the shared file table: {why}");
         }
         // Who does not wait any more has given up.
-        let _ = done.send(sync_all(&known, &folder));
+        let _ = done.send(sync_all(&known, &folder, &count));
     };
     thread::Builder::new().name("files-sync".into()).spawn(syncing)?;
-    let (mut written, mut since) = (files.count().written, Instant::now());
+    let progress = || files.count().written + looked_at.load(Relaxed);
+    let (mut before, mut since) = (progress(), Instant::now());
     loop {
         match ended.recv_timeout(pace.min(patience)) {
             Ok(synced) => return synced,
@@ -56,9 +60,9 @@ pub(super) fn settle_files(
             }
             Err(RecvTimeoutError::Timeout) => {}
         }
-        let now = files.count().written;
-        if now != written {
-            (written, since) = (now, Instant::now());
+        let now = progress();
+        if now != before {
+            (before, since) = (now, Instant::now());
             goes_on();
         } else if since.elapsed() >= patience {
             return Err(io::Error::other(format!("nothing was written back for {patience:?}")));
@@ -66,7 +70,7 @@ pub(super) fn settle_files(
     }
 }
 
-fn sync_all(files: &Files, folder: &Path) -> io::Result<()> {
+fn sync_all(files: &Files, folder: &Path, looked_at: &AtomicU64) -> io::Result<()> {
     let mut failed = None;
     for file in files.known() {
         let path = folder.join(OsStr::from_bytes(&file.path));
@@ -76,7 +80,12 @@ fn sync_all(files: &Files, folder: &Path) -> io::Result<()> {
             let file = File::options().read(true).custom_flags(only_files).open(&path)?;
             if may_be_dirty(&file, &(0..file.metadata()?.len())) { file.sync_data() } else { Ok(()) }
         };
-        match sync() {
+        let synced = sync();
+        looked_at.fetch_add(1, Relaxed);
+        match synced {
+            Err(why) if why.kind() == io::ErrorKind::PermissionDenied => {
+                tracing::warn!(path = %path.display(), "whether a file is written back is not known: {why}");
+            }
             Err(why) if why.kind() != io::ErrorKind::NotFound => {
                 tracing::error!(path = %path.display(), "a file cannot be written back: {why}");
                 failed = Some(why);
