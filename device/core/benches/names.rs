@@ -5,10 +5,7 @@ use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use lamina_codec::format::Format;
-use lamina_device::{
-    device::{Device, DeviceConfig, TensorSpec},
-    layout::Layout,
-};
+use lamina_device::device::{Device, DeviceConfig, TensorSpec};
 use lamina_store::image::Image;
 
 /// Tensors.
@@ -17,18 +14,7 @@ const COUNT: u64 = 100_000;
 const LENGTH: u64 = 3 * 4096;
 
 fn spec(name: String, length: u64) -> TensorSpec {
-    let (format, layout) = (Format::Bf16, Layout::Weight);
-    TensorSpec {
-        name,
-        dpa: None,
-        length,
-        elements: None,
-        shape: Vec::new(),
-        format,
-        layout,
-        codec: None,
-        base: None,
-    }
+    TensorSpec::new(name, None, length, Format::Bf16)
 }
 
 fn specs() -> Vec<TensorSpec> {

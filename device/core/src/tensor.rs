@@ -71,6 +71,24 @@ pub struct TensorSpec {
     pub base: Option<String>,
 }
 
+impl TensorSpec {
+    /// A tensor of so many bytes of a format, as weights lie: what else may be said is as where it
+    /// is not given.
+    pub fn new(name: impl Into<String>, dpa: Option<u64>, length: u64, format: Format) -> Self {
+        Self {
+            name: name.into(),
+            dpa,
+            length,
+            elements: None,
+            shape: Vec::new(),
+            format,
+            layout: Layout::default(),
+            codec: None,
+            base: None,
+        }
+    }
+}
+
 /// A tensor that there is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorInfo {

@@ -425,17 +425,7 @@ pub(crate) fn make_tensor(
     format: Format,
     layout: Layout,
 ) -> Result<(), DeviceError> {
-    let spec = TensorSpec {
-        name: name.to_owned(),
-        dpa: Some(dpa),
-        length,
-        elements: None,
-        shape: Vec::new(),
-        format,
-        layout,
-        codec: None,
-        base: None,
-    };
+    let spec = TensorSpec { layout, ..TensorSpec::new(name.to_owned(), Some(dpa), length, format) };
     device.create_tensor(spec).map(drop)
 }
 

@@ -123,13 +123,13 @@ impl ColdPages {
         self.changed.notify_all();
     }
 
-    /// Looks until it is closed. `invalidate` has the kernel drop a range of an inode; `notices`
-    /// are the descriptors that it does so by.
+    /// Looks until it is closed. `invalidate` has the kernel drop a range of an inode; `notices` is
+    /// the descriptor that it does so by.
     pub(super) fn keep_until_closed(
         &self,
         tree: &Tree,
         mount: &std::path::Path,
-        notices: &[RawFd],
+        notices: RawFd,
         invalidate: impl Fn(u64, &Range<u64>),
     ) {
         if let Err(why) = own_table(notices) {

@@ -28,7 +28,7 @@ pub(super) fn open(paths: Vec<PathBuf>) -> io::Result<Vec<File>> {
     let (ours, theirs) = UnixStream::pair()?;
     let (number, count) = (theirs.as_raw_fd(), paths.len());
     let opening = move || {
-        if let Err(why) = own_table(&[number]) {
+        if let Err(why) = own_table(number) {
             tracing::warn!("the mount's files are opened with the shared file table: {why}");
         }
         let open = |path| File::options().read(true).write(true).open(path);
@@ -71,19 +71,14 @@ fn receive(from: &UnixStream) -> io::Result<File> {
     Ok(files.pop().map(File::from).ok_or(io::ErrorKind::UnexpectedEof)?)
 }
 
-/// Gives the calling thread a file table with only the standard streams and those that are `kept`.
-pub(super) fn own_table(kept: &[RawFd]) -> io::Result<()> {
+/// Gives the calling thread a file table with only the standard streams and `kept`.
+pub(super) fn own_table(kept: RawFd) -> io::Result<()> {
     unshare(CloneFlags::CLONE_FILES)?;
-    let mut kept = kept.to_vec();
-    kept.sort_unstable();
-    let mut first = 3;
-    for kept in kept {
-        if first < kept {
-            close_range(first, kept - 1)?;
-        }
-        first = first.max(kept.saturating_add(1));
+    let below = kept.saturating_sub(1);
+    if below >= 3 {
+        close_range(3, below)?;
     }
-    close_range(first, RawFd::MAX)
+    close_range(kept.saturating_add(1), RawFd::MAX)
 }
 
 fn close_range(first: RawFd, last: RawFd) -> io::Result<()> {

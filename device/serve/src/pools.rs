@@ -329,7 +329,7 @@ impl Pools {
     /// Looks whenever somebody asks. A thread of its own does so.
     pub(super) fn watch_until_closed(&self, mount: &Path, exports: &[Arc<Export>], files: Option<&Files>) {
         // All but the standard streams is given up, and nothing of this table stays open.
-        if let Err(why) = own_table(&[]) {
+        if let Err(why) = own_table(2) {
             tracing::warn!("who watches pools keeps the shared file table: {why}");
         }
         let mut stored: Vec<(u64, Stored)> = Vec::new();

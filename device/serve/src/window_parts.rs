@@ -77,15 +77,13 @@ fn change(
     }
     let Some((format, layout)) = class else { return Ok(()) };
     partition.create_tensor(TensorSpec {
-        name: format!("{TENSOR}{:#x}", range.start),
-        dpa: Some(range.start),
-        length: range.end - range.start,
-        elements: None,
-        shape: Vec::new(),
-        format,
         layout,
-        codec: None,
-        base: None,
+        ..TensorSpec::new(
+            format!("{TENSOR}{:#x}", range.start),
+            Some(range.start),
+            range.end - range.start,
+            format,
+        )
     })?;
     Ok(())
 }

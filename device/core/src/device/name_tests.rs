@@ -13,18 +13,7 @@ const BASE: u64 = 6 << 20;
 const VIEWS: u64 = 32 << 20;
 
 fn spec(name: &str, dpa: Option<u64>, length: u64) -> TensorSpec {
-    let (name, format, layout) = (name.to_owned(), Format::Bf16, Layout::Weight);
-    TensorSpec {
-        name,
-        dpa,
-        length,
-        elements: None,
-        shape: Vec::new(),
-        format,
-        layout,
-        codec: None,
-        base: None,
-    }
+    TensorSpec::new(name, dpa, length, Format::Bf16)
 }
 
 fn directory(device: &Device) -> Directory {

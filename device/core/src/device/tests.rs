@@ -20,18 +20,7 @@ fn device(mode: Mode, codec: Codec) -> Device {
 }
 
 fn spec(name: &str, dpa: Option<u64>, length: u64, format: Format) -> TensorSpec {
-    let (name, layout) = (name.to_owned(), Layout::Weight);
-    TensorSpec {
-        name,
-        dpa,
-        length,
-        elements: None,
-        shape: Vec::new(),
-        format,
-        layout,
-        codec: None,
-        base: None,
-    }
+    TensorSpec::new(name, dpa, length, format)
 }
 
 /// Bytes that look like `format`'s values more or less, the same for the same seed.

@@ -30,15 +30,8 @@ fn device(config: impl FnOnce(&mut DeviceConfig)) -> Device {
 
 fn cache(device: &Device, name: &str) -> TensorInfo {
     let spec = TensorSpec {
-        name: name.to_owned(),
-        dpa: None,
-        length: WINDOWS * WINDOW,
-        elements: None,
-        shape: Vec::new(),
-        format: Format::Bf16,
         layout: Layout::Kv(KvLayout::rows(64, 128)),
-        codec: None,
-        base: None,
+        ..TensorSpec::new(name.to_owned(), None, WINDOWS * WINDOW, Format::Bf16)
     };
     device.create_tensor(spec).unwrap()
 }
@@ -281,15 +274,8 @@ fn a_tensor_takes_over_what_is_there_and_leaves_it() {
     device.write_base(0, &data).unwrap();
     for layout in [KvLayout::rows(64, 128), KvLayout::rows(100, 50), KvLayout::rows(3000, 7)] {
         let spec = TensorSpec {
-            name: "k".into(),
-            dpa: Some(0),
-            length: data.len() as u64,
-            elements: None,
-            shape: Vec::new(),
-            format: Format::Bf16,
             layout: Layout::Kv(layout),
-            codec: None,
-            base: None,
+            ..TensorSpec::new("k", Some(0), data.len() as u64, Format::Bf16)
         };
         device.create_tensor(spec).unwrap();
         assert!(device.stats().kv_windows.coded_deltas + device.stats().kv_windows.coded_channels > 0);
@@ -458,15 +444,8 @@ fn a_reader_whose_cache_is_gone_reads_again_and_poisons_nothing() {
         let layout = Layout::Kv(KvLayout::rows(64, tokens));
         let length = WINDOWS * WINDOW;
         let spec = |name: &str, format, layout| TensorSpec {
-            name: name.to_owned(),
-            dpa: Some(0),
-            length,
-            elements: None,
-            shape: Vec::new(),
-            format,
             layout,
-            codec: None,
-            base: None,
+            ..TensorSpec::new(name.to_owned(), Some(0), length, format)
         };
         device.create_tensor(spec("k", Format::Bf16, layout)).unwrap();
         device.write_base(0, &rows(9, length)).unwrap();

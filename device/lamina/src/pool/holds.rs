@@ -81,15 +81,13 @@ impl Holds {
         }
         let layout = self.kv.as_ref().map_or(Layout::Weight, |kv| Layout::Kv(kv.layout));
         let spec = serde_json::to_value(TensorSpec {
-            name: format!("{TENSOR}{:#x}", data.start),
-            dpa: Some(data.start),
-            length: data.end - data.start,
-            elements: None,
-            shape: Vec::new(),
-            format,
             layout,
-            codec: None,
-            base: None,
+            ..TensorSpec::new(
+                format!("{TENSOR}{:#x}", data.start),
+                Some(data.start),
+                data.end - data.start,
+                format,
+            )
         })?;
         Handle::current().block_on(ask(&api, Method::POST, "/tensors", Some(spec)))?;
         Ok(())
