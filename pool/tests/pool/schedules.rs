@@ -204,8 +204,8 @@ fn step(world: &World, plan: Plan, pool: &Pool, oracle: &Oracle, unique: u64) ->
 pub(crate) fn schedule(seed: u64, plan: Plan, left_out: Option<LeftOut>) -> Result<World, Vec<String>> {
     let mut world = World::new(seed, plan.coherent, &geometry(plan));
     if left_out.is_none() {
-        // Who finds no space waits for others' in thousands of turns: seed 138602 did, and two nodes
-        // of seed 648632, whose patience ended before.
+        // Who finds no space waits for others' in thousands of turns: seed 138602 did, and two
+        // nodes of seed 648632, whose patience ended before.
         world.most_steps *= 40;
         world.patience *= 20;
     }
