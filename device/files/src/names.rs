@@ -88,17 +88,23 @@ impl Files {
         core.state.paths_of(core.state.nodes().filter_map(has).collect())
     }
 
-    /// The files that have a name, and that the kernel knows: of these it may have pages. If
-    /// another process answered before, that may be any.
+    /// The files that have a name, and that the kernel is known to know: of these it may have pages.
     pub fn known(&self) -> Vec<Marked> {
         let core = self.core.lock();
-        let is_file = |inode: &u64| core.state.file(*inode).is_ok();
-        let known = if core.first {
-            core.live.keys().copied().filter(is_file).collect()
-        } else {
-            core.state.nodes().map(|(inode, _)| inode).filter(is_file).collect()
-        };
-        core.state.paths_of(known)
+        let known = core.live.keys().copied().filter(|inode| core.state.file(*inode).is_ok());
+        core.state.paths_of(known.collect())
+    }
+
+    /// The files that have a name, and that the kernel may know: any, if another process answered
+    /// before.
+    pub fn may_be_known(&self) -> Vec<Marked> {
+        let core = self.core.lock();
+        if core.first {
+            drop(core);
+            return self.known();
+        }
+        let files = core.state.nodes().map(|(inode, _)| inode);
+        core.state.paths_of(files.filter(|inode| core.state.file(*inode).is_ok()).collect())
     }
 
     /// The inode of a name.

@@ -232,6 +232,10 @@ impl Holder {
         };
         let files = HeldMount::within(folder, threads)?;
         let mut now = self.state.lock();
+        if now.stopping {
+            // The worker may have ended what it has by now, and who drops what is kept, too.
+            return Ok(());
+        }
         let line = now.line.as_ref().filter(|_| now.serves);
         // A worker that is only being started is told with all the rest.
         let told = line.map_or(Ok(()), |line| child::serve_files(line, &files, false));

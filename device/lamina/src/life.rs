@@ -72,6 +72,9 @@ pub(crate) enum Order {
         qmp: Option<PathBuf>,
         /// The disks.
         disks: Vec<Disk>,
+        /// Whether [`Order::ServeFiles`] follows.
+        #[serde(default)]
+        files: bool,
     },
     /// Answer the mount of the files too, which lies in the other. Descriptors: for requests and
     /// for notices.

@@ -168,8 +168,17 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
     } else {
         Loaded::default()
     };
-    let (served, reporters, paced) = match orders.recv() {
-        Ok((Order::Serve { mount, reported, paced, qmp, disks }, descriptors)) => {
+    // What waits in the page cache since a worker died is brought to the device all the same: a later
+    // worker that is to stop answers first.
+    let mut stopping = false;
+    let order = loop {
+        match orders.recv() {
+            Ok((Order::Stop, _)) if !first => stopping = true,
+            order => break order,
+        }
+    };
+    let (served, reporters, paced, mut files_follow) = match order {
+        Ok((Order::Serve { mount, reported, paced, qmp, disks, files }, descriptors)) => {
             let others: Vec<_> = args.qmp.iter().cloned().chain(qmp).collect();
             let reporters = reporters(plan.monitors(&args.run_dir, &others, &device)?, reported, &line)?;
             mount_path
@@ -177,7 +186,7 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
                 .unwrap_or_else(PoisonError::into_inner)
                 .clone_from(&mount.as_ref().map(|(path, _)| path.clone()));
             let served = Served::new(args, &exports, &control, mount, disks, descriptors, !first);
-            (served, reporters, paced)
+            (served, reporters, paced, files)
         }
         _ => return Ok(life::send(&line, &Word::Stopped, &[])?),
     };
@@ -193,7 +202,9 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
     let answering = answering.context("nobody answers the sockets")?;
     let ready = served.ready(&device, &control, &answering, &exports, &loaded)?;
     life::send(&line, &Word::Ready(Box::new(ready)), &[])?;
-    while let Ok((order, descriptors)) = orders.recv() {
+    while (!stopping || files_follow)
+        && let Ok((order, descriptors)) = orders.recv()
+    {
         match order {
             // Whoever reads it may take its time, and orders are heard meanwhile.
             Order::Save => {
@@ -208,8 +219,9 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
             }
             Order::ServeFiles { minor, answered } => {
                 served.serve_files(args, descriptors, minor.as_deref(), answered)?;
+                files_follow = false;
             }
-            Order::Stop => break,
+            Order::Stop => stopping = true,
             Order::Open { .. } | Order::Serve { .. } => {}
         }
     }

@@ -240,7 +240,7 @@ impl Shared {
 /// one [`Flusher`] does,
 /// which joins its threads before it goes.
 fn run(shared: &Shared, base: RawFd, map: Option<&MmapRaw>) {
-    if let Err(why) = own_table(&[base]) {
+    if let Err(why) = own_table(base) {
         tracing::warn!(
             "flusher keeps the shared file table ({why}); kill -9 may leave it asleep until the next start"
         );

@@ -41,7 +41,7 @@ use super::ServeError;
 use super::cold_pages::ColdPages;
 use super::control::Control;
 use super::export::{Export, ExportOptions, Place};
-use super::files::{FOLDER, own};
+use super::files::FOLDER;
 use super::flusher::WriteBackWith;
 use super::fuse_fs::Shown;
 use super::fuse_workers::{Workers, ask_again, invalidate};
@@ -199,9 +199,11 @@ impl Mount {
             }
         };
         let tree = Tree::new(exports.iter().map(export).collect()).with_models(models);
-        let tree = tree.with_files(files.map(|files| Arc::new(files.with_write_cache(options.write_cache))));
+        // Who holds the mount as well has none for the files.
+        let write_cache = options.write_cache && held.is_none();
+        let tree = tree.with_files(files.map(|files| Arc::new(files.with_write_cache(write_cache))));
         let tree = Arc::new(tree.with_api(options.api.clone()));
-        let shown = if options.write_cache { Shown::ButFiles } else { Shown::All };
+        let shown = if write_cache { Shown::ButFiles } else { Shown::All };
         let (workers, late_queue) = Workers::new((Arc::clone(&tree), shown), requests, options.read_ahead_kb);
         let notices = Arc::new(notices);
         if let Some(models) = tree.models() {
@@ -256,8 +258,12 @@ impl Mount {
         for export in &exports {
             self.start_export(export, flushers, options.write_back_with)?;
         }
-        if !options.write_cache || self.tree.files().is_none() {
-            self.bound_pages()?;
+        if let Some(cold) = self.cold_pages.clone() {
+            let (whole, tree, path) = (self.whole.clone(), Arc::clone(&self.tree), self.path.clone());
+            self.spawn("cold-pages".into(), move || {
+                let number = whole.notices.as_raw_fd();
+                cold.keep_until_closed(&tree, &path, number, |inode, range| whole.invalidate(inode, range));
+            })?;
         }
         let (pools, path, files) = (Arc::clone(&self.pools), self.path.clone(), self.tree.files().cloned());
         self.spawn("pools".into(), move || pools.watch_until_closed(&path, &exports, files.as_deref()))?;
@@ -292,7 +298,7 @@ impl Mount {
         if let Some(minor) = minor {
             tune(minor, options);
         }
-        self.bound_pages()
+        Ok(())
     }
 
     /// Starts the threads that answer a mount.
@@ -302,21 +308,6 @@ impl Mount {
             self.spawn(format!("{name}-{channel}"), move || workers.work(channel))?;
         }
         Ok(())
-    }
-
-    /// Starts who bounds the page cache, if it is bounded.
-    fn bound_pages(&mut self) -> Result<(), ServeError> {
-        let Some(cold) = self.cold_pages.clone() else { return Ok(()) };
-        let (tree, path) = (Arc::clone(&self.tree), self.path.clone());
-        let (whole, of_files) = (self.whole.clone(), self.of_files.clone());
-        self.spawn("cold-pages".into(), move || {
-            let numbers: Vec<_> = [&whole].into_iter().chain(&of_files).collect();
-            let numbers: Vec<_> = numbers.iter().map(|mount| mount.notices.as_raw_fd()).collect();
-            cold.keep_until_closed(&tree, &path, &numbers, |inode, range| {
-                let of = of_files.as_ref().filter(|_| own(inode).is_some()).unwrap_or(&whole);
-                of.invalidate(inode, range);
-            });
-        })
     }
 
     /// Starts what keeps an export coherent.
@@ -332,7 +323,7 @@ impl Mount {
             self.spawn(format!("fuse-inval-{inode}"), move || {
                 // The kernel has this thread wait for requests that a killed process answers no
                 // more; who waits for the process's descriptors to be gone must not wait for that.
-                if let Err(why) = own_table(&[whole.notices.as_raw_fd()]) {
+                if let Err(why) = own_table(whole.notices.as_raw_fd()) {
                     tracing::warn!("the invalidator keeps the shared file table: {why}");
                 }
                 invalidated

@@ -102,6 +102,21 @@ struct Mounted {
 impl Mounted {
     /// The uppermost mount whose mount point is exactly `path`.
     fn at(path: &Path) -> Result<Option<Self>, ServeError> {
+        let (resolved, all) = Self::table(path)?;
+        Ok(all.into_iter().find(|(point, _)| *point == resolved).map(|(_, mounted)| mounted))
+    }
+
+    /// The mounts of ours at `path` and inside of it.
+    fn within(path: &Path) -> Result<impl Iterator<Item = Self>, ServeError> {
+        let (resolved, all) = Self::table(path)?;
+        let is_ours = move |(point, mounted): &(PathBuf, Self)| {
+            point.starts_with(&resolved) && mounted.source.starts_with(SOURCE)
+        };
+        Ok(all.into_iter().filter(is_ours).map(|(_, mounted)| mounted))
+    }
+
+    /// What `path` is in the table of mounts, and all of that, the uppermost first.
+    fn table(path: &Path) -> Result<(PathBuf, Vec<(PathBuf, Self)>), ServeError> {
         let table = "/proc/self/mountinfo";
         let text = fs::read_to_string(table)
             .map_err(|source| ServeError::MountPoint { path: table.into(), source })?;
@@ -109,12 +124,7 @@ impl Mounted {
         let parent = path.parent().and_then(|parent| parent.canonicalize().ok());
         let resolved =
             parent.zip(path.file_name()).map_or_else(|| path.to_owned(), |(parent, name)| parent.join(name));
-        Ok(text
-            .lines()
-            .rev()
-            .filter_map(Self::parse)
-            .find(|(point, _)| *point == resolved)
-            .map(|(_, mounted)| mounted))
+        Ok((resolved, text.lines().rev().filter_map(Self::parse).collect()))
     }
 
     /// A line:
@@ -149,7 +159,7 @@ impl Mounted {
             None => {}
         }
         tracing::info!(path = %path.display(), server, "clearing the mount that a killed run left");
-        abort(&self.minor);
+        abort_mount(path);
         unmount(path).map_err(|source| ServeError::MountPoint { path: path.to_owned(), source })
     }
 }
@@ -181,12 +191,10 @@ pub(super) fn abort(minor: &str) {
     }
 }
 
-/// Aborts the connection of the mount at `path`, if there is one: everybody who waits for its
+/// Aborts the connections of our mounts at `path` and inside of it: everybody who waits for their
 /// server gets an error.
 pub fn abort_mount(path: &Path) {
-    if let Some(minor) = minor_at(path) {
-        abort(&minor);
-    }
+    Mounted::within(path).into_iter().flatten().for_each(|mounted| abort(&mounted.minor));
 }
 
 /// The minor number of the file system mounted at `path`, without asking it anything.

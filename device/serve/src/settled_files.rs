@@ -7,11 +7,12 @@
 //!   has answered, so a thread of its own does so, with a file table of its own
 //!   ([`super::own_mount`]).
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -21,8 +22,12 @@ use std::time::{Duration, Instant};
 
 use lamina_files::Files;
 
+use super::files::inode_of;
 use super::flusher::may_be_dirty;
 use super::own_mount::own_table;
+
+/// How often files are looked for that were renamed since their paths were told.
+const TRIES: usize = 5;
 
 /// Brings what the page cache has of the files of `folder` to the device. `goes_on` is told each
 /// `pace` in which something came or a file was looked at. What this user may not open stays out.
@@ -43,7 +48,7 @@ pub(super) fn settle_files(
     let looked_at = Arc::new(AtomicU64::new(0));
     let count = Arc::clone(&looked_at);
     let syncing = move || {
-        if let Err(why) = own_table(&[]) {
+        if let Err(why) = own_table(2) {
             tracing::warn!("files/ is brought to the device with the shared file table: {why}");
         }
         // Who does not wait any more has given up.
@@ -71,27 +76,58 @@ pub(super) fn settle_files(
 }
 
 fn sync_all(files: &Files, folder: &Path, looked_at: &AtomicU64) -> io::Result<()> {
-    let mut failed = None;
-    for file in files.known() {
-        let path = folder.join(OsStr::from_bytes(&file.path));
-        let sync = || {
-            // What lies there by now may be no file, and must not be waited for.
-            let only_files = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
-            let file = File::options().read(true).custom_flags(only_files).open(&path)?;
-            if may_be_dirty(&file, &(0..file.metadata()?.len())) { file.sync_data() } else { Ok(()) }
-        };
-        let synced = sync();
-        looked_at.fetch_add(1, Relaxed);
-        match synced {
-            Err(why) if why.kind() == io::ErrorKind::PermissionDenied => {
-                tracing::warn!(path = %path.display(), "whether a file is written back is not known: {why}");
+    let (mut failed, mut moved) = (None, None::<BTreeSet<u64>>);
+    for _ in 0..TRIES {
+        let mut missed = BTreeSet::new();
+        for file in files.may_be_known() {
+            if moved.as_ref().is_some_and(|moved| !moved.contains(&file.inode)) {
+                continue;
             }
-            Err(why) if why.kind() != io::ErrorKind::NotFound => {
-                tracing::error!(path = %path.display(), "a file cannot be written back: {why}");
-                failed = Some(why);
+            let path = folder.join(OsStr::from_bytes(&file.path));
+            match sync(&path, inode_of(file.inode)) {
+                Ok(true) => {}
+                Ok(false) => {
+                    missed.insert(file.inode);
+                }
+                Err(why) if why.kind() == io::ErrorKind::PermissionDenied => {
+                    tracing::warn!(path = %path.display(), "whether a file is written back is not known: {why}");
+                }
+                Err(why) => {
+                    tracing::error!(path = %path.display(), "a file cannot be written back: {why}");
+                    failed = Some(why);
+                }
             }
-            _ => {}
+            looked_at.fetch_add(1, Relaxed);
         }
+        if missed.is_empty() {
+            return failed.map_or(Ok(()), Err);
+        }
+        moved = Some(missed);
     }
-    failed.map_or(Ok(()), Err)
+    let moved = moved.map_or(0, |moved| moved.len());
+    Err(failed.unwrap_or_else(|| io::Error::other(format!("{moved} files are renamed again and again"))))
+}
+
+/// Syncs the file of this inode, unless the path leads to it no more: whether it did.
+fn sync(path: &Path, inode: u64) -> io::Result<bool> {
+    // What lies there by now may be no file, and must not be waited for.
+    let only_files = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
+    let file = match File::options().read(true).custom_flags(only_files).open(path) {
+        Err(why)
+            if [libc::ENOENT, libc::ENOTDIR, libc::ELOOP, libc::ENXIO]
+                .map(Some)
+                .contains(&why.raw_os_error()) =>
+        {
+            return Ok(false);
+        }
+        opened => opened?,
+    };
+    let found = file.metadata()?;
+    if found.ino() != inode {
+        return Ok(false);
+    }
+    if may_be_dirty(&file, &(0..found.len())) {
+        file.sync_data()?;
+    }
+    Ok(true)
 }

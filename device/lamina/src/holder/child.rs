@@ -87,7 +87,8 @@ impl Worker {
         let disks = held.disks.iter().map(|(_, disk)| disk.clone()).collect();
         let mut now = state.lock();
         let reported = Some(now.reported.clone());
-        self.order(&Order::Serve { mount, reported, paced: true, qmp: None, disks }, &descriptors)?;
+        let files = now.files.is_some();
+        self.order(&Order::Serve { mount, reported, paced: true, qmp: None, disks, files }, &descriptors)?;
         now.serves = true;
         now.files.as_ref().map_or(Ok(()), |files| serve_files(&self.line, files, true))
     }

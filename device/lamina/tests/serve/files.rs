@@ -426,6 +426,62 @@ fn stores_into_a_file_that_stays_open_are_there_after_a_stop() {
     });
 }
 
+/// A stop that ends well has kept everything, also if a worker had just died.
+#[test]
+fn a_stop_between_two_workers_keeps_what_waits_or_says_that_it_does_not() {
+    within(240, || {
+        let mut kept = 0;
+        for attempt in 0..12 {
+            let place = Place::new();
+            let image = place.text("image");
+            let words = ["--capacity", "256M", "--views-capacity", "16M", "--views", "", "--image", &image];
+            let words = [&words[..], &["--files", "128M"]].concat();
+            let more: &[_] = if attempt % 2 == 1 { &["--write-cache"] } else { &[] };
+            let run = Run::start(&mut place.serve(&[&words[..], more].concat()));
+            let path = place.path("mount/files/a");
+            let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+            file.set_len(1 << 20).unwrap();
+            // SAFETY: nobody else changes the file; after the device's end it is not touched.
+            let mut map = unsafe { memmap2::MmapMut::map_mut(&file) }.unwrap();
+            map.copy_from_slice(&noise(attempt, 1 << 20));
+            // Before one that follows several which died at once, the holder waits a moment.
+            for _ in 0..4 {
+                let worker = nix::unistd::Pid::from_raw(crate::deaths::worker(run.child.id()));
+                let _ = nix::sys::signal::kill(worker, Signal::SIGUSR1);
+                thread::sleep(Duration::from_millis(attempt % 4));
+            }
+            thread::sleep(Duration::from_millis(8 * attempt));
+            run.signal(Signal::SIGTERM);
+            let well = run.end().success();
+            drop((map, file));
+            Place::let_go(Path::new(&image));
+            let run = Run::start(&mut place.serve(&words));
+            if well {
+                assert!(fs::read(&path).unwrap() == noise(attempt, 1 << 20), "attempt {attempt}");
+                kept += 1;
+            }
+            run.signal(Signal::SIGTERM);
+            assert!(run.end().success());
+        }
+        assert!(kept > 0, "no stop ended well");
+    });
+}
+
+#[test]
+fn a_stop_that_finds_no_room_for_what_waits_says_so() {
+    within(120, || {
+        let rig = device(&["--store-capacity", "48M", "--write-cache"]);
+        let file = File::create(folder(&rig).join("a")).unwrap();
+        let piece = noise(4, 1 << 20);
+        for _ in 0..80 {
+            // The kernel may have begun to write back, and say so.
+            let _ = (&file).write(&piece);
+        }
+        rig.run.signal(Signal::SIGTERM);
+        assert!(!rig.run.end().success());
+    });
+}
+
 #[test]
 fn a_snapshot_has_what_a_mapping_of_a_file_has() {
     within(120, || {
