@@ -2,7 +2,8 @@
 //!
 //! * What no file has of a slab holds nothing. What a file had is discarded before another gets it.
 //! * A slab is made when no other has room, as large as all of its class together, where the device
-//!   holds nothing; one that no file uses is removed.
+//!   holds nothing; one that no file uses is removed. It has at most a quarter of what is left for
+//!   slabs, if what is wanted is not more: what it leaves free is of no use to other classes.
 //! * Which parts are free is written nowhere: it is what no extent names. An extent may reach from
 //!   one slab into the next.
 //! * The *reserve* is a tensor of filler, random bytes. A full store takes no record, not even that
@@ -236,7 +237,7 @@ impl Space {
             .map(|slab| slab.range.end - slab.range.start)
             .sum();
         let most = self.limit.saturating_sub(self.taken);
-        let mut length = of_class.clamp(SLABS.start, SLABS.end).max(wanted).min(most);
+        let mut length = of_class.clamp(SLABS.start, SLABS.end).min(most / 4).max(wanted).min(most);
         loop {
             length -= length % unit;
             if length == 0 {

@@ -126,9 +126,13 @@ fn without_a_bound_nothing_is_dropped() {
         let place = Place::new();
         let _run = Run::start(&mut place.serve(&["--capacity", "64M"]));
         let base = Window::open(&place.path("mount/base"));
-        base.file.write_all_at(&noise(4, 16 << 20), 0).unwrap();
-        thread::sleep(Duration::from_millis(500));
-        assert!(held(&base.file) >= 16 << 20);
+        // A system short of memory may drop pages by itself, but hardly every time.
+        let stays = (0..5).any(|_| {
+            base.file.write_all_at(&noise(4, 16 << 20), 0).unwrap();
+            thread::sleep(Duration::from_millis(500));
+            held(&base.file) >= 16 << 20
+        });
+        assert!(stays, "{} bytes are held", held(&base.file));
         assert_eq!(report(&place), Value::Null);
     });
 }
