@@ -159,17 +159,21 @@ impl<I: Instructions> CxlMem for Hardware<I> {
     }
 
     fn ntstore(&self, at: u64, from: &[u8]) -> Result<(), MemError> {
-        if !at.is_multiple_of(8) {
-            return Err(MemError::Unaligned { at });
-        }
         let into = self.map.at(at, from.len())?;
-        let whole = from.len() / 8 * 8;
-        // SAFETY: the range was checked, and begins at a multiple of eight as the mapping does.
-        unsafe { self.instructions.stream(into, &from[..whole]) };
-        if whole < from.len() {
-            // The last bytes go through the cache, so their line is flushed.
-            self.map.store(at + whole as u64, &from[whole..])?;
-            self.flush(at + whole as u64, (from.len() - whole) as u64)?;
+        let (head, rest) = from.split_at((at.next_multiple_of(8) - at).min(from.len() as u64) as usize);
+        let (words, tail) = rest.split_at(rest.len() / 8 * 8);
+        let behind = head.len() + words.len();
+        if !words.is_empty() {
+            // SAFETY: the range was checked, and the words begin at a multiple of eight as the
+            // mapping does.
+            unsafe { self.instructions.stream(into.add(head.len()), words) };
+        }
+        // What is no whole word goes through the cache, so its line is flushed.
+        for (at, part) in [(at, head), (at + behind as u64, tail)] {
+            if !part.is_empty() {
+                self.map.store(at, part)?;
+                self.flush(at, part.len() as u64)?;
+            }
         }
         Ok(())
     }
@@ -251,23 +255,31 @@ mod tests {
         lines.publish(64, 0).unwrap();
         assert_eq!(said(), ["fence"]);
         assert!(matches!(lines.publish(4090, 7), Err(MemError::End { .. })));
-        assert!(matches!(lines.ntstore(4, &[0; 8]), Err(MemError::Unaligned { at: 4 })));
         assert!(said().is_empty(), "nothing of a range that passes the end is moved");
+        lines.ntstore(61, &[1; 16]).unwrap();
+        assert_eq!(said(), ["stream 8 to 64", "write back 0", "write back 64"]);
+        lines.ntstore(65, &[1; 3]).unwrap();
+        assert_eq!(said(), ["write back 64"]);
     }
 
     #[test]
     fn the_processors_own_keep_the_bytes() {
         let Ok(memory) = Hardware::new(map()) else { return };
         let lines = Lines::new(Arc::new(memory));
-        let bytes: Vec<u8> = (0..=199).collect();
-        lines.ntstore(8, &bytes).unwrap();
-        lines.fence().unwrap();
         lines.set(1024, 7).unwrap();
         lines.publish(1024, 8).unwrap();
-        let mut read = vec![0; 200];
-        lines.consume(8, 200).unwrap();
-        lines.load(8, &mut read).unwrap();
-        assert_eq!(read, bytes);
+        for (at, length) in [(8, 200), (61, 3), (61, 11), (65, 129), (130, 6), (7, 0)] {
+            let bytes: Vec<u8> = (0..length).map(|index| (at + index) as u8 | 1).collect();
+            lines.ntstore(0, &[0; 512]).unwrap();
+            lines.ntstore(at, &bytes).unwrap();
+            lines.fence().unwrap();
+            let mut read = vec![0; 512];
+            lines.consume(0, 512).unwrap();
+            lines.load(0, &mut read).unwrap();
+            let mut want = vec![0; 512];
+            want[at as usize..(at + length) as usize].copy_from_slice(&bytes);
+            assert_eq!(read, want, "{length} bytes at {at}");
+        }
         assert_eq!(lines.fresh(1024).unwrap(), 7);
     }
 }
