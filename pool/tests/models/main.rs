@@ -3,6 +3,9 @@
 //!
 //! A step is one published store or one consumed load, as the code makes them. What caches do
 //! between is not here: that is the simulated memory's part (`tests/pool/removal.rs`).
+//!
+//! The search is our own because of one of its questions, whether an end can still be reached from
+//! every state: stateright and loom ask what is always, sometimes or at last so, on a path.
 
 #![allow(clippy::cast_possible_truncation, reason = "nodes of models are few")]
 
