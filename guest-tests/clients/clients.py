@@ -12,6 +12,8 @@ The references are a few lines of NumPy each.
 import json
 import mmap
 import os
+import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,6 +28,8 @@ from precisions import VIEWS, measured, shown, write_bf16
 from safetensors import safe_open
 
 BF16 = ml_dtypes.bfloat16
+# Answers of a model whose speed is compared.
+ROUNDS = 5
 
 
 def bits(array):
@@ -132,26 +136,33 @@ def truncated_to_bf16(array):
     return (bits(array).ravel() >> 16).astype(np.uint16).view(BF16)
 
 
-def cold_and_warm(model, text):
-    """What llama.cpp makes of a model of which nothing is in the page cache, and once it is."""
+def forget(model):
+    """Nothing of a file stays in the page cache, unless the page cache is where it lies."""
     with open(model, "rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return [measured(model, text, tokens) for tokens in (100, 0)]
 
 
 def compare_precisions(disk, folder, text):
-    """A table of a model on the disk and at the precisions that `folder` shows."""
-    print(f"llama.cpp with {disk.name}, perplexity of 100 tokens of {text.name}:")
+    """A table of a model on the disk, in a tmpfs and at the precisions that `folder` shows: cold, and warm by turns."""
+    print(f"llama.cpp with {disk.name}, perplexity of 100 tokens of {text.name}, warm the median of {ROUNDS} by turns:")
     print("| file | perplexity | load s, cold | warm | tokens/s, cold | warm |\n|---|---|---|---|---|---|")
-    perplexities = {}
-    places = [("the disk's", disk)] + [(view, shown(folder, disk, view)) for view in VIEWS]
-    for name, path in places:
-        cold, warm = cold_and_warm(path, text)
-        perplexities[name] = cold["perplexity"]
-        figures = (cold["seconds"], warm["seconds"], cold["speed"], warm["speed"])
-        print(f"| {name} | {cold['perplexity']:.3f} | " + " | ".join(f"{figure:.2f}" for figure in figures) + " |")
-    assert perplexities["full"] == perplexities["the disk's"]
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        places = {"the disk's": disk, "a tmpfs's": Path(shutil.copy(disk, memory))}
+        places |= {view: shown(folder, disk, view) for view in VIEWS}
+        cold, warm = {}, {name: [] for name in places}
+        for name, path in places.items():
+            forget(path)
+            cold[name] = measured(path, text, 100)
+        for _ in range(ROUNDS):
+            for name, path in places.items():
+                warm[name].append(measured(path, text, 0))
+    for name, first in cold.items():
+        seconds, speed = (statistics.median(one[what] for one in warm[name]) for what in ("seconds", "speed"))
+        figures = (first["seconds"], seconds, first["speed"], speed)
+        print(f"| {name} | {first['perplexity']:.3f} | " + " | ".join(f"{figure:.2f}" for figure in figures) + " |")
+    perplexities = {name: first["perplexity"] for name, first in cold.items()}
+    assert perplexities["full"] == perplexities["the disk's"] == perplexities["a tmpfs's"]
     assert perplexities["full"] < perplexities["e8m1"]
     return perplexities["full"]
 

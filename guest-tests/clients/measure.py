@@ -29,7 +29,7 @@ def main():
         return llama.handle_completions(dict(asked, cache_prompt=True, ignore_eos=True))
 
     tokens = server.post(llama, "/tokenize", {"content": text})["tokens"]
-    answer = completed(tokens[:8], 33, 0)
+    answer = completed(tokens[:8], 129, 0)
     speed = answer["timings"]["predicted_per_second"]
     count = min(count, len(tokens))
     logarithms = []
