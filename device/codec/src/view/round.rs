@@ -1,18 +1,40 @@
-//! Rounding to the upper mantissa bits, element by element in a vectorisable loop.
+//! Rounding to the upper mantissa or exponent bits, element by element in a vectorisable loop.
 
 use crate::format::Format;
 
 /// Rounds each element of `words` to nearest even at the `mantissa` upper mantissa bits, the carry
 /// running into the exponent; elements whose exponent is all ones are truncated. Bits below those
 /// fetched to round by are zero already.
-pub(super) fn round(format: Format, mantissa: u32, words: &mut [u8]) {
+pub(super) fn mantissa(format: Format, mantissa: u32, words: &mut [u8]) {
     let dropped = format.mantissa_bits() - mantissa;
     if dropped == 0 {
         return;
     }
-    let shape = Shape { dropped, exponent: ((1 << format.exponent_bits()) - 1) << format.mantissa_bits() };
+    if format.bits() == 4 {
+        return round4(words);
+    }
+    let special = ((1 << format.exponent_bits()) - 1) << format.mantissa_bits();
+    round(format, Shape { dropped, unit: 1, special }, words);
+}
+
+/// Rounds the exponent of each element of `words`, as a number by itself, to nearest even at its
+/// `exponent` upper bits, of which it has more. Elements in which these are all ones are truncated:
+/// up from there would be into the sign. So no exponent becomes all ones. The mantissa stays.
+pub(super) fn exponent(format: Format, exponent: u32, words: &mut [u8]) {
+    let dropped = format.exponent_bits() - exponent;
+    if format.bits() == 4 {
+        // Of the two exponent bits one or none is kept. What would go up from zero lies half way,
+        // and zero is even: truncation is all there is.
+        let kept = if exponent == 0 { 0x99 } else { 0xdd };
+        return words.iter_mut().for_each(|byte| *byte &= kept);
+    }
+    let unit = 1 << format.mantissa_bits();
+    let special = ((1 << exponent) - 1) * (unit << dropped);
+    round(format, Shape { dropped, unit, special }, words);
+}
+
+fn round(format: Format, shape: Shape, words: &mut [u8]) {
     match format.bits() {
-        4 => round4(words),
         8 => round8(shape, words),
         16 => round16(shape, words),
         _ => round32(shape, words),
@@ -32,10 +54,12 @@ fn round4(words: &mut [u8]) {
 
 #[derive(Clone, Copy)]
 struct Shape {
-    /// Mantissa bits rounded away, at least one.
+    /// Bits rounded away, at least one.
     dropped: u32,
-    /// The exponent's bits.
-    exponent: u32,
+    /// The least of them.
+    unit: u32,
+    /// The bits that are all ones in what is truncated.
+    special: u32,
 }
 
 /// The loop over elements of one width. Nearest even is: add just less than half, and one more if
@@ -47,18 +71,17 @@ macro_rules! rounder {
             clippy::allow_attributes,
             reason = "the attribute below is needed for one of the widths only"
         )]
-        #[allow(clippy::cast_possible_truncation, reason = "the exponent's bits fit the element")]
+        #[allow(clippy::cast_possible_truncation, reason = "the bits are those of an element")]
         fn $name(shape: Shape, words: &mut [u8]) {
             const BYTES: usize = size_of::<$word>();
-            let exponent = shape.exponent as $word;
-            let less_than_half = ((1 as $word) << (shape.dropped - 1)) - 1;
-            let kept = !(((1 as $word) << (shape.dropped - 1) << 1).wrapping_sub(1));
+            let (unit, special) = (shape.unit as $word, shape.special as $word);
+            let less_than_half = (unit << (shape.dropped - 1)) - unit;
+            let kept = !((unit << (shape.dropped - 1) << 1).wrapping_sub(unit));
             for bytes in words.chunks_exact_mut(BYTES) {
                 let x = <$word>::from_le_bytes(bytes.try_into().expect("an element"));
-                let odd = (x >> (shape.dropped - 1) >> 1) & 1;
+                let odd = (x >> (shape.dropped - 1) >> 1) & unit;
                 let rounded = x.wrapping_add(less_than_half).wrapping_add(odd);
-                let special = x & exponent == exponent;
-                let result = if special { x } else { rounded } & kept;
+                let result = if x & special == special { x } else { rounded } & kept;
                 bytes.copy_from_slice(&result.to_le_bytes());
             }
         }

@@ -57,7 +57,8 @@ fn the_bundled_model_is_there_to_the_bit_and_right_at_every_precision() {
     let of = fs::metadata(place.model(&format!("{folder}.safetensors"))).unwrap();
     let source = fs::metadata(bundled()).unwrap();
     assert_eq!((of.len(), of.mtime(), of.mtime_nsec()), (source.len(), source.mtime(), source.mtime_nsec()));
-    for spelling in ["e8m3", "e8m0", "e8m3+g2", "fp8_e4m3fn", "fp8_e4m3fn+g4@-3", "fp8_e5m2+g5"] {
+    for spelling in ["e8m3", "e8m0", "e8m3+g2", "e6m3+d2+g2", "fp8_e4m3fn", "fp8_e4m3fn+g4@-3", "fp8_e5m2+g5"]
+    {
         let path = format!("{folder}@{spelling}.safetensors");
         let shown = place.read(&path);
         assert_eq!(fs::metadata(place.model(&path)).unwrap().len(), shown.len() as u64);
@@ -114,6 +115,9 @@ fn values_of_every_kind_are_the_references_by_reads_and_by_mappings() {
         ("e5m3", 4),
         ("e8m3", 3),
         ("e8m3+g2", 3),
+        ("e4m3+d1", 4),
+        ("e4m3+d2", 3),
+        ("e6m3+d2+g3", 3),
         ("e5m2+g3", 1),
         ("e8m20", 2),
         ("bf16", 3),
@@ -174,7 +178,7 @@ fn a_gguf_file_keeps_its_blocks_and_gives_its_floats() {
             (name, kind, shape, shown.unwrap_or(bytes))
         })
     };
-    for spelling in ["e8m3", "e8m3+g2", "e5m1"] {
+    for spelling in ["e8m3", "e8m3+g2", "e5m1", "e4m3+d2"] {
         assert!(place.read(&format!("tiny/tiny@{spelling}.gguf")) == gguf(&of(spelling)), "{spelling}");
     }
     // A tensor of single or half precision with rows becomes bf16; vectors stay, as llama.cpp wants
