@@ -41,7 +41,7 @@ pub fn models(data: &[u8]) {
     let contents = checkpoint(header);
     fs::write(&file, &contents).expect("room for a file");
     let device = device();
-    let Some(model) = loaded(&device, folder.path(), "m", Loading::default()) else {
+    let Some(model) = loaded(&device, folder.path(), "m", &Loading::default()) else {
         assert!(device.tensors().is_empty(), "a model that was refused left tensors");
         return;
     };
@@ -61,7 +61,7 @@ pub fn models(data: &[u8]) {
         changed[data..].iter_mut().step_by(97).for_each(|byte| *byte ^= 0x41);
         fs::write(&file, &changed).expect("room for a file");
         let loading = Loading { base: Some("m".to_owned()), ..Loading::default() };
-        if let Some(tuned) = loaded(&device, folder.path(), "n", loading) {
+        if let Some(tuned) = loaded(&device, folder.path(), "n", &loading) {
             read_back(&tuned, &changed);
         }
         read_back(&model, &contents);
@@ -92,7 +92,7 @@ pub fn precisions(data: &[u8]) {
     let file = folder.path().join("m.safetensors");
     fs::write(&file, checkpoint(HEADER.as_bytes())).expect("room for a file");
     let device = device();
-    let Some(model) = loaded(&device, &file, "m", loading) else { return };
+    let Some(model) = loaded(&device, &file, "m", &loading) else { return };
     let maps = &model.manifest.maps;
     if let Some(precision) = Precision::parse(name, maps) {
         assert_eq!(Precision::parse(&precision.to_string(), maps).as_ref(), Some(&precision));
@@ -138,10 +138,10 @@ fn device() -> Device {
 }
 
 /// The model at `path`, unless it is refused.
-fn loaded(device: &Device, path: &Path, name: &str, loading: Loading) -> Option<Model> {
+fn loaded(device: &Device, path: &Path, name: &str, loading: &Loading) -> Option<Model> {
     let load = || -> Result<Model, FilesError> {
         let plan = ModelPlan::open(path, name)?;
-        Ok(load(device, &plan, &loading, |_| ControlFlow::Continue(()))?.0)
+        Ok(load(device, &plan, loading, |_| ControlFlow::Continue(()))?.0)
     };
     load().inspect_err(|why| assert!(why.to_string().len() < MAX_MESSAGE, "an endless message")).ok()
 }
