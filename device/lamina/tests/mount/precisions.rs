@@ -87,7 +87,7 @@ fn the_bundled_model_is_there_to_the_bit_and_right_at_every_precision() {
     let names = listed("stories260K-bf16");
     // What was configured and what was asked for.
     assert!(names.contains(&"stories260K-bf16@e8m3.safetensors".to_owned()), "{names:?}");
-    assert_eq!(names.len(), 7, "{names:?}");
+    assert_eq!(names.len(), 8, "{names:?}");
     assert_eq!(listed(""), ["stories260K-bf16"]);
     // Fewer planes are fetched than the file has, and they are counted for the view.
     let number = |path: &str, name| place.attribute(path, name).unwrap().parse::<u64>().unwrap();
@@ -109,6 +109,7 @@ fn values_of_every_kind_are_the_references_by_reads_and_by_mappings() {
         ("none", "BF16", vec![0, 4], Vec::new()),
         ("scalar", "F32", vec![], floats(Format::Fp32, 5, 1)),
         ("bytes", "U8", vec![3], noise(6, 3)),
+        ("sixes", "F6_E3M2", vec![5, 4], noise(7, 15)),
     ]);
     place.mount(&[&place.write("mixed.safetensors", &full)]);
     for (spelling, given) in [
