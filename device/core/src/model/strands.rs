@@ -1,9 +1,9 @@
 //! Tensors that lie on the device otherwise than in their file.
 //!
-//! A quantised block of GGUF is a few scales and a few integers. Side by side they hardly compress; apart the scales
-//! do, as floating-point numbers, and so do integers of 8 bits. A *strand* of a tensor is the same
-//! bytes of each of its blocks. Types whose blocks have 256 elements stay as they are: 2 to 4 of
-//! their 84 to 292 bytes are such scales.
+//! A quantised block of GGUF is a few scales and a few integers. Side by side they hardly compress;
+//! apart the scales do, as floating-point numbers, and so do integers of 8 bits. A *strand* of a
+//! tensor is the same bytes of each of its blocks, and a tensor of its own. Types whose blocks have
+//! 256 elements stay as they are: 2 to 4 of their 84 to 292 bytes are such scales.
 //!
 //! Elements of [six bits](super::sixes), of which safetensors packs four in three bytes, get a byte
 //! each.
