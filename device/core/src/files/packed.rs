@@ -101,7 +101,7 @@ mod tests {
                 assert!(part == file[from..from + part.len()], "{length} bytes at {from}");
             }
         }
-        // It is stored in planes: six of eight, not more than it has in the file but for whole blocks.
+        // In planes it takes no more than in the file, but for blocks that it does not fill.
         let (stored, bytes) = (layout.stored(&device).unwrap(), layout.bytes());
         assert!(stored > 0 && stored < bytes + 4096 && layout.charged() > 0, "{stored} of {bytes}");
         assert!(layout.traffic().bytes > 0);
