@@ -50,7 +50,9 @@ fn mantissa4(words: &mut [u8]) {
 /// go up from zero lies half way, and zero is even: truncation is all there is.
 fn exponent4(kept: u32, words: &mut [u8]) {
     let kept = if kept == 0 { 0x99 } else { 0xdd };
-    words.iter_mut().for_each(|byte| *byte &= kept);
+    for byte in words {
+        *byte &= kept;
+    }
 }
 
 #[derive(Clone, Copy)]
