@@ -59,7 +59,7 @@ class Compressed:
         return self.nbytes / self.stored if self.stored else float("inf")
 
     def view(self, spelling: str = "full", out: np.ndarray[Any, Any] | None = None) -> np.ndarray[Any, Any]:
-        """The array at a precision: ``full``, ``e8m3``, ``e8m3+g2``, ``bf16``, ``fp8_e4m3fn`` and so on.
+        """The array at a precision: ``full``, ``e8m3``, ``e4m3+d2``, ``e8m3+g2``, ``bf16``, ``fp8_e4m3fn`` and so on.
 
         Packed views come as bytes, one dimension of them. With ``out``, an array of as many bytes, nothing is allocated.
         """

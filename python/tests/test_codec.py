@@ -49,6 +49,18 @@ def test_masked_views_clear_the_lower_bits(mantissa):
     assert (got.view(np.uint16) == expected).all()
 
 
+@pytest.mark.parametrize(("exponent", "guards"), [(4, 1), (4, 2), (6, 2), (7, 1)])
+def test_an_exponent_is_rounded_by_its_guard_bits(exponent, guards):
+    array = np.arange(1 << 16, dtype=np.uint16).view(BF16)
+    codes = array.view(np.uint16).astype(np.int64)
+    step = 1 << (8 - exponent)
+    field = codes >> 7 & 0xFF & -(1 << (8 - exponent - guards))
+    rounded = np.minimum(np.rint(field / step), 2**exponent - 1).astype(np.int64) * step
+    got = codec.compress(array).view(f"e{exponent}m3+d{guards}")
+    assert got.dtype == BF16
+    assert (got.view(np.uint16) == (codes & 0x8070 | rounded << 7)).all()
+
+
 def test_conversion_with_guard_bits_is_the_cast_of_ml_dtypes():
     # Of what e4m3fn can say: beyond it, ml_dtypes gives NaN and the device its largest number.
     array = np.random.default_rng(1).normal(0, 4, 20_000).astype(BF16)

@@ -58,10 +58,13 @@ pub fn spelling() -> impl Strategy<Value = String> {
         "",
     ];
     let guard = || prop_oneof![3 => Just(String::new()), 2 => (0_u32..28).prop_map(|g| format!("+g{g}"))];
+    let exponent_guard =
+        prop_oneof![3 => Just(""), 2 => prop::sample::select(vec!["+d0", "+d1", "+d2", "+d3"])];
     let packed = prop_oneof![Just(""), Just(":packed")];
     prop_oneof![
         2 => prop::sample::select(fixed.to_vec()).prop_map(str::to_owned),
-        6 => (0_u32..10, 0_u32..25, guard(), packed).prop_map(|(e, m, g, p)| format!("e{e}m{m}{g}{p}")),
+        6 => (0_u32..10, 0_u32..25, exponent_guard, guard(), packed)
+            .prop_map(|(e, m, d, g, p)| format!("e{e}m{m}{d}{g}{p}")),
         3 => (prop::sample::select(vec!["bf16", "fp8_e4m3fn", "fp8_e5m2", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1"]), guard(),
               prop_oneof![Just(String::new()), (-70_i32..70).prop_map(|s| format!("@{s}"))])
             .prop_map(|(target, guard, scale)| format!("{target}{guard}{scale}")),

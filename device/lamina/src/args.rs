@@ -161,8 +161,9 @@ one view from offset 0 on. Give a socket to QEMU with
       -chardev socket,id=disk0,path=SOCKET,reconnect-ms=100 -device vhost-user-blk-pci,chardev=disk0,num-queues=2
 In the guest they have the serial numbers lamina-base, lamina-views and lamina-vN; `lamina disks` and the ready line list them.
 
-Views: full · eXmY keeps X exponent and Y mantissa bits · +gN rounds with N more bits fetched · :packed packs the elements ·
-bf16 fp8_e4m3fn fp8_e5m2 fp6_e3m2 fp6_e2m3 fp4_e2m1 convert · int4 int2 of int8, int2 of int4. A view that a tensor's format cannot give is skipped and listed.")]
+Views: full · eXmY keeps X exponent and Y mantissa bits · +gN rounds with N more bits fetched · +dN (1 or 2) rounds the exponent so ·
+:packed packs the elements · bf16 fp8_e4m3fn fp8_e5m2 fp6_e3m2 fp6_e2m3 fp4_e2m1 convert · int4 int2 of int8, int2 of int4. A view
+that a tensor's format cannot give is skipped and listed.")]
 pub(crate) struct Serve {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,

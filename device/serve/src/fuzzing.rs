@@ -8,6 +8,7 @@ mod disk;
 mod fuse;
 mod image;
 mod mailbox;
+mod models;
 mod peers;
 mod snapshot;
 
@@ -22,6 +23,7 @@ pub use self::{
     fuse::fuse,
     image::image,
     mailbox::mailbox,
+    models::{models, precisions},
     peers::{api, guest},
     snapshot::snapshot,
 };
@@ -36,6 +38,9 @@ use lamina_device::device::{Device, DeviceConfig, TensorSpec};
 use lamina_device::layout::Layout;
 use lamina_device::model::{ModelError, ModelFile};
 use lamina_store::entry::{ENTRY_BYTES, Entry, Place, Version};
+
+/// The bytes that no error's text comes to, whatever the input.
+const MAX_MESSAGE: usize = 16 << 10;
 
 /// Codes a block and wants it back, whole and by any mask: format, codec, whether word-major, mask
 /// (4 bytes), then the words, repeated to fill the block.
@@ -164,7 +169,7 @@ fn checkpoint(contents: &[u8]) {
     let model = match ModelFile::open(path.as_ref()) {
         Ok(model) => model,
         Err(why) => {
-            assert!(why.to_string().len() < 16 << 10, "an endless message");
+            assert!(why.to_string().len() < MAX_MESSAGE, "an endless message");
             return;
         }
     };

@@ -2,8 +2,8 @@
 //!
 //! | view | an element is |
 //! |---|---|
-//! | `full`, `eXmY`, `eXmY+gN` | two bytes, the upper half of an `f32` |
-//! | the latter two `:packed` | 1 + X + Y bits in a stream whose lowest bit comes first: sign, then exponent, then mantissa bits |
+//! | `full`, `eXmY`, `eXmY+dN`, `eXmY+gN` | two bytes, the upper half of an `f32` |
+//! | all but the first `:packed` | 1 + X + Y bits in a stream whose lowest bit comes first: sign, then exponent, then mantissa bits |
 //! | `fp8_e4m3fn`, `fp8_e5m2`, `+gN`, `@S` | a byte, the value divided by 2^S |
 
 /// Reads the elements of one view.
@@ -27,7 +27,7 @@ enum Kind {
 /// A view that no bf16 tensor has, or none whose elements are numbers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "weights and KV caches in bf16 cannot be read through the view {view:?}: use full, eXmY (X up to 8, Y up to 7, +gN, :packed), fp8_e4m3fn or fp8_e5m2"
+    "weights and KV caches in bf16 cannot be read through the view {view:?}: use full, eXmY (X up to 8, Y up to 7, +dN, +gN, :packed), fp8_e4m3fn or fp8_e5m2"
 )]
 pub struct UnreadableView {
     /// Its spelling.
@@ -125,6 +125,7 @@ fn parse(view: &str) -> Option<Element> {
     let (kept, packed) = view.strip_suffix(":packed").map_or((view, false), |kept| (kept, true));
     let (exponent, rest) = kept.strip_prefix('e')?.split_once('m')?;
     let (mantissa, guards) = rest.find('+').map_or((rest, ""), |at| rest.split_at(at));
+    let guards = guards.strip_prefix("+d1").or(guards.strip_prefix("+d2")).unwrap_or(guards);
     is_guard(guards).then_some(())?;
     let exponent = exponent.parse().ok().filter(|bits| *bits <= 8)?;
     let mantissa = mantissa.parse().ok().filter(|bits| *bits <= 7)?;

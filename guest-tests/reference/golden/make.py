@@ -93,6 +93,15 @@ def rounded(name, codes, y, g):
     return np.where(keep, cut, out).astype(container)
 
 
+def rounded_exponent(name, codes, x, d):
+    """The exponent's field, of which x + d bits count, in steps of its x bits; the other bits as they are."""
+    container, e, m, _, exponent = fields(name)
+    fetched = truncated(name, codes, min(x + d, e), m) & container(exponent)
+    step = 2.0 ** (e - x + m)
+    field = np.minimum(np.rint(fetched / step), 2**x - 1) * step
+    return (codes & ~container(exponent)) | field.astype(container)
+
+
 def rounded_by_cast(name, codes, target):
     """All guards, by ml_dtypes alone: valid where the target has the source's exponent."""
     container, e, m, _, exponent = fields(name)
@@ -145,6 +154,15 @@ def float_views(name, codes, small):
             near = rounded(name, codes, y, g)
             yield f"e{e}m{y}+g{g}", near.tobytes()
             yield f"e{e}m{y}+g{g}:packed", packed(name, near, e, y)
+    for x in ([1, 5, 6] if wide else range(e)):
+        for d in (1, 2):
+            y = m // 2
+            if x + d <= e:
+                cut = rounded_exponent(name, truncated(name, codes, e, y), x, d)
+                yield f"e{x}m{y}+d{d}", cut.tobytes()
+            if x + d == e:
+                near = rounded_exponent(name, rounded(name, codes, y, 2), x, d)
+                yield f"e{x}m{y}+d{d}+g2:packed", packed(name, near, x, y)
     if (name, small) == ("fp32", False):
         assert rounded("fp32", codes, 7, 23).tobytes() == rounded_by_cast("fp32", codes, "bf16").tobytes()
     if (name, small) == ("fp16", False):

@@ -45,6 +45,19 @@ pub(crate) fn top(format: Format, exponent: u32, mantissa: u32, guards: u32, x: 
     (x & sign_bit(format)) | nearest
 }
 
+/// `x` with its exponent's field at the nearest multiple of what its `exponent` uppermost bits
+/// count in, or at the largest.
+pub(crate) fn round_exponent(format: Format, exponent: u32, x: u32) -> u32 {
+    let all_exponent = top_exponent(format, format.exponent_bits());
+    let field = (x & all_exponent) >> format.mantissa_bits();
+    let step = 1 << (format.exponent_bits() - exponent);
+    let multiples = (0..1_u32 << exponent).map(|count| count * step);
+    let nearest = multiples
+        .min_by_key(|multiple| (multiple.abs_diff(field), multiple / step % 2))
+        .expect("zero is one");
+    (x & !all_exponent) | nearest << format.mantissa_bits()
+}
+
 /// The kept bits of `x` moved together: sign uppermost, then `exponent` exponent and `mantissa`
 /// mantissa bits.
 pub(crate) fn pack(format: Format, exponent: u32, mantissa: u32, x: u32) -> u32 {

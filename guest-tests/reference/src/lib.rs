@@ -13,7 +13,9 @@
 //! | `full` | everything | the element as it is |
 //! | `eXmY` | floats | sign, top X exponent and top Y mantissa bits; the others zero; never looks at values |
 //! | `eXmY+gD` | floats, X = E | rounded to Y mantissa bits from the top min(Y + D, M), as below |
-//! | `…:packed` | either of the two | the 1 + X + Y kept bits, element i in bits [iN, (i+1)N) of the stream |
+//! | `eXmY+dD` | floats, X + D ≤ E | the exponent rounded to X bits from the top X + D, as below |
+//! | `eXmY+dD+gF` | floats, X + D = E | the former of the latter |
+//! | `…:packed` | any of these | the 1 + X + Y kept bits, element i in bits [iN, (i+1)N) of the stream |
 //! | `bf16` | fp32, fp16 | converted, as below |
 //! | `fp8_e4m3fn`, `fp8_e5m2` | fp32, fp16, bf16 | converted, as below |
 //! | `fp6_e3m2`, `fp6_e2m3`, `fp4_e2m1` | fp32, fp16, bf16, fp8 | converted, as below |
@@ -26,6 +28,12 @@
 //! that is the exponent's lowest bit). So a carry runs into the exponent and may reach infinity. An
 //! element whose exponent is all ones is truncated instead, in every format, also in `fp8_e4m3fn`
 //! where such an element may be finite. The sign stays.
+//!
+//! **Rounding an exponent** (`+dD`, D 1 or 2; `+d0` is the same as no suffix). Exponent bits below
+//! the top X + D count as zero. The exponent's field, as a whole number by itself, becomes the
+//! nearest multiple of 2^(E−X); of two equally near the even one. Where that would be 2^E it is
+//! the multiple before. Sign and mantissa stay what they are without; with `+gF` besides, the
+//! element is rounded by `+gF` first.
 //!
 //! **Packing.** Bit k of the stream is bit k mod 8 of byte k div 8; an element's sign is its
 //! uppermost bit; the last byte's unused bits are zero.
@@ -90,12 +98,17 @@ pub fn view_bytes(format: Format, spelling: &str, full: &[u8], elements: u64) ->
     };
     Ok(match view {
         View::Full => full.to_vec(),
-        View::Top { exponent, mantissa, guards, packed: false } => {
-            each(bits, &|x| element::top(format, exponent, mantissa, guards, x))
+        View::Top { exponent, exponent_guards, mantissa, guards, packed } => {
+            let top = |x| {
+                let whole = element::top(format, exponent + exponent_guards, mantissa, guards, x);
+                element::round_exponent(format, exponent, whole)
+            };
+            if packed {
+                each(1 + exponent + mantissa, &|x| element::pack(format, exponent, mantissa, top(x)))
+            } else {
+                each(bits, &top)
+            }
         }
-        View::Top { exponent, mantissa, guards, packed: true } => each(1 + exponent + mantissa, &|x| {
-            element::pack(format, exponent, mantissa, element::top(format, exponent, mantissa, guards, x))
-        }),
         View::Converted { target, guards, scale } => {
             let finite = element::finite_values(target);
             each(target.bits(), &|x| element::convert(format, target, &finite, guards, scale, x))
@@ -124,7 +137,9 @@ pub fn planes(format: Format, spelling: &str) -> Result<Vec<u32>, Refused> {
     Ok(match view {
         View::Full if format == Format::Opaque => Vec::new(),
         View::Full => (0..bits).rev().collect(),
-        View::Top { exponent, mantissa, guards, .. } => float(exponent, mantissa.saturating_add(guards)),
+        View::Top { exponent, exponent_guards, mantissa, guards, .. } => {
+            float(exponent + exponent_guards, mantissa.saturating_add(guards))
+        }
         View::Converted { target, guards, .. } => {
             float(format.exponent_bits(), target.mantissa_bits().saturating_add(guards))
         }

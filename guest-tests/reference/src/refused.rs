@@ -7,7 +7,7 @@ use crate::Format;
 pub enum Refused {
     /// The text is no view's spelling.
     #[error(
-        "{view:?} is no view; a view is spelled full, e8m3, e8m3+g2, e8m3:packed, bf16, fp8_e4m3fn, fp8_e5m2, \
+        "{view:?} is no view; a view is spelled full, e8m3, e4m3+d2, e8m3+g2, e8m3:packed, bf16, fp8_e4m3fn, fp8_e5m2, \
          fp6_e3m2, fp6_e2m3, fp4_e2m1 (these six also +g4, all but bf16 also @-3), int4 or int2, with numbers without leading zeros"
     )]
     Spelling {
@@ -23,6 +23,12 @@ pub enum Refused {
         format: Format,
         /// The exponent bits it has.
         has: u32,
+    },
+    /// More guards of an exponent than the paper has.
+    #[error("{view}: an exponent has at most 2 guards")]
+    ExponentGuards {
+        /// The view's spelling.
+        view: String,
     },
     /// More mantissa bits than the format has.
     #[error("{view}: {format} has {has} mantissa bits")]

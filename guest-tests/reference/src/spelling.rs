@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! view      = "full" | "int4" | "int2" | top | converted
-//! top       = "e" number "m" number [ "+g" number ] [ ":packed" ]
+//! top       = "e" number "m" number [ "+d" number ] [ "+g" number ] [ ":packed" ]
 //! converted = "bf16" [ "+g" number ] | small [ "+g" number ] [ "@" [ "-" ] number ]
 //! small     = "fp8_e4m3fn" | "fp8_e5m2" | "fp6_e3m2" | "fp6_e2m3" | "fp4_e2m1"
 //! number    = "0" | digit from 1 to 9 { digit }, at most 4294967295
@@ -18,8 +18,8 @@ const DEFAULT_GUARDS: u32 = 2;
 pub(crate) enum View {
     /// Every bit.
     Full,
-    /// Sign, top exponent bits and top mantissa bits, rounded if there are guards.
-    Top { exponent: u32, mantissa: u32, guards: u32, packed: bool },
+    /// Sign, top exponent bits and top mantissa bits, each of these rounded if it has guards.
+    Top { exponent: u32, exponent_guards: u32, mantissa: u32, guards: u32, packed: bool },
     /// Value / 2^scale in another format.
     Converted { target: Format, guards: u32, scale: i32 },
     /// The uppermost bits of an integer.
@@ -38,11 +38,15 @@ pub(crate) fn parse(format: Format, spelling: &str) -> Result<View, Refused> {
     };
     match grammar(spelling).ok_or_else(|| Refused::Spelling { view: view() })? {
         View::Full => Ok(View::Full),
-        requested @ View::Top { exponent, mantissa, guards, .. } => {
+        requested @ View::Top { exponent, exponent_guards, mantissa, guards, .. } => {
             let (exponent_bits, mantissa_bits) = (format.exponent_bits(), format.mantissa_bits());
             if exponent_bits == 0 {
                 return Err(Refused::NoExponent { view: view(), format });
             }
+            if exponent_guards > 2 {
+                return Err(Refused::ExponentGuards { view: view() });
+            }
+            let exponent = exponent.saturating_add(exponent_guards);
             if exponent > exponent_bits {
                 return Err(Refused::ExponentBits { view: view(), format, has: exponent_bits });
             }
@@ -102,13 +106,15 @@ fn grammar(spelling: &str) -> Option<View> {
     }
     let (rest, exponent) = number(spelling.strip_prefix('e')?)?;
     let (rest, mantissa) = number(rest.strip_prefix('m')?)?;
+    let (rest, exponent_guards) = optional(rest, "+d", number)?;
     let (rest, guards) = optional(rest, "+g", number)?;
     let packed = match rest {
         "" => false,
         ":packed" => true,
         _ => return None,
     };
-    Some(View::Top { exponent, mantissa, guards: guards.unwrap_or(0), packed })
+    let (exponent_guards, guards) = (exponent_guards.unwrap_or(0), guards.unwrap_or(0));
+    Some(View::Top { exponent, exponent_guards, mantissa, guards, packed })
 }
 
 /// A part that may be left out, but is whole if `mark` announces it: what follows it, and its

@@ -89,8 +89,8 @@ Examples:
   ./x run --workload decode --model smollm2 --on host
   ./x run --workload decode --views full,e8m2 --policy window:64 --policy top:3=full,*=e8m1 --prompt 'Tom had a dog'
 
-Views: full · eXmY keeps X exponent and Y mantissa bits · +gN rounds with N more bits fetched · :packed packs the elements ·
-bf16 fp8_e4m3fn fp8_e5m2 convert · int4 int2 of int8. Views that a tensor's format cannot give are skipped and listed.
+Views: full · eXmY keeps X exponent and Y mantissa bits · +gN rounds with N more bits fetched · +dN rounds the exponent so ·
+:packed packs the elements · bf16 fp8_e4m3fn fp8_e5m2 convert · int4 int2 of int8. Views that a tensor's format cannot give are skipped and listed.
 
 Policies of the KV cache: full · window:N reads the last N tokens · top:K the K best pages · top:K=VIEW,K=VIEW,… the K best in one view, the next in
 another; * for a count takes the rest · quest: in place of top: ranks the pages for each head.

@@ -31,13 +31,15 @@ pub enum Kind {
     /// Every plane.
     Full,
     /// Sign, the `exponent` upper exponent planes and the `mantissa` upper mantissa planes: top(rE,
-    /// rM; d).
+    /// rM; dE, dM).
     Top {
         /// Exponent planes kept, rE.
         exponent: u32,
+        /// Exponent planes fetched beyond these to round the exponent by, dE; 0 truncates it.
+        exponent_guard: u32,
         /// Mantissa planes kept, rM.
         mantissa: u32,
-        /// Guard planes fetched for rounding, d; 0 truncates.
+        /// Mantissa planes fetched beyond these for rounding, dM; 0 truncates.
         guard: u32,
         /// A stream of 1 + rE + rM bits an element rather than the tensor's container.
         packed: bool,
@@ -80,8 +82,8 @@ impl View {
         let all_exponent = format.exponent_bits();
         let (mask, bits) = match kind {
             Kind::Full => (PlaneMask::all(format), format.bits()),
-            Kind::Top { exponent, mantissa, guard, packed } => (
-                top(format, exponent, mantissa.saturating_add(guard)),
+            Kind::Top { exponent, exponent_guard, mantissa, guard, packed } => (
+                top(format, exponent + exponent_guard, mantissa.saturating_add(guard)),
                 if packed { 1 + exponent + mantissa } else { format.bits() },
             ),
             Kind::Converted { target, guard, .. } => {
@@ -155,8 +157,11 @@ impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Full => f.write_str("full"),
-            Self::Top { exponent, mantissa, guard, packed } => {
+            Self::Top { exponent, exponent_guard, mantissa, guard, packed } => {
                 write!(f, "e{exponent}m{mantissa}")?;
+                if exponent_guard > 0 {
+                    write!(f, "+d{exponent_guard}")?;
+                }
                 if guard > 0 {
                     write!(f, "+g{guard}")?;
                 }

@@ -1,6 +1,6 @@
 //! A view's bytes from words in which only its planes are set.
 
-use super::{Kind, View, convert::Converter, pack::pack, round::round};
+use super::{Kind, View, convert::Converter, pack::pack, round};
 use crate::{BlockWords, Form};
 
 impl View {
@@ -64,8 +64,12 @@ impl View {
     }
 
     fn round(&self, words: &mut [u8]) {
-        if let Kind::Top { mantissa, guard: 1.., .. } = self.kind() {
-            round(self.format(), mantissa, words);
+        let Kind::Top { exponent, exponent_guard, mantissa, guard, .. } = self.kind() else { return };
+        if guard > 0 {
+            round::mantissa(self.format(), mantissa, words);
+        }
+        if exponent_guard > 0 {
+            round::exponent(self.format(), exponent, words);
         }
     }
 }

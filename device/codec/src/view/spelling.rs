@@ -1,14 +1,17 @@
 //! Spellings of views, the same on the command line, in the API and in the directory.
 //!
-//! `full` · `eXmY` · `eXmY+gN` · `eXmY[+gN]:packed` · `bf16` `fp8_e4m3fn` `fp8_e5m2` `fp6_e3m2`
-//! `fp6_e2m3` `fp4_e2m1`, each with `[+gN]`, all but the first with `[@S]` · `int4` `int2`. Numbers
-//! are decimal without leading zeros.
+//! `full` · `eXmY[+dN][+gN][:packed]` · `bf16` `fp8_e4m3fn` `fp8_e5m2` `fp6_e3m2` `fp6_e2m3`
+//! `fp4_e2m1`, each with `[+gN]`, all but the first with `[@S]` · `int4` `int2`. Numbers are decimal
+//! without leading zeros.
 
 use super::{DEFAULT_GUARD, Kind};
 use crate::format::Format;
 
 /// Largest magnitude of a scale exponent.
 pub(super) const MAX_SCALE: i32 = 64;
+
+/// Most guard planes of an exponent: TRACE III-C has 0, 1 and 2.
+pub(super) const MAX_EXPONENT_GUARD: u32 = 2;
 
 /// What values are converted from.
 const WIDE: [Format; 5] = [Format::Fp32, Format::Fp16, Format::Bf16, Format::Fp8E4m3fn, Format::Fp8E5m2];
@@ -22,7 +25,7 @@ const TARGETS: [Format; 6] =
 pub enum ViewError {
     /// No view is spelled so.
     #[error(
-        "no view is spelled {spelling:?}; views are full, eXmY, eXmY+gN, either with :packed, bf16, fp8_e4m3fn, fp8_e5m2, fp6_e3m2, \
+        "no view is spelled {spelling:?}; views are full, eXmY, eXmY+dN, eXmY+gN, any with :packed, bf16, fp8_e4m3fn, fp8_e5m2, fp6_e3m2, \
          fp6_e2m3, fp4_e2m1, int4, int2"
     )]
     Unknown {
@@ -107,10 +110,8 @@ pub(super) fn parse(format: Format, spelling: &str) -> Result<Kind, ViewError> {
         }
     }
     let (body, packed) = spelling.strip_suffix(":packed").map_or((spelling, false), |body| (body, true));
-    let (body, guard) = match body.split_once("+g") {
-        Some((body, guard)) => (body, number(guard).ok_or_else(unknown)?),
-        None => (body, 0),
-    };
+    let (body, guard) = suffix(body, "+g").ok_or_else(unknown)?;
+    let (body, exponent_guard) = suffix(body, "+d").ok_or_else(unknown)?;
     let (exponent, mantissa) = body
         .strip_prefix('e')
         .and_then(|fields| fields.split_once('m'))
@@ -119,23 +120,32 @@ pub(super) fn parse(format: Format, spelling: &str) -> Result<Kind, ViewError> {
     if !format.is_float() {
         return Err(refuse("fp32, fp16, bf16, fp8_e4m3fn, fp8_e5m2, fp4_e2m1, fp6_e3m2, fp6_e2m3"));
     }
+    let spelling = || spelling.to_owned();
+    if exponent_guard > MAX_EXPONENT_GUARD {
+        let what = "the number of an exponent's guard planes";
+        return Err(ViewError::Bound { spelling: spelling(), what, bound: MAX_EXPONENT_GUARD });
+    }
+    let fetched = exponent.saturating_add(exponent_guard);
     for (field, has, wants) in
-        [("exponent", format.exponent_bits(), exponent), ("mantissa", format.mantissa_bits(), mantissa)]
+        [("exponent", format.exponent_bits(), fetched), ("mantissa", format.mantissa_bits(), mantissa)]
     {
         if wants > has {
-            return Err(ViewError::Field { spelling: spelling.to_owned(), format, field, has, wants });
+            return Err(ViewError::Field { spelling: spelling(), format, field, has, wants });
         }
     }
-    if guard > 0 && exponent < format.exponent_bits() {
-        let spelling = spelling.to_owned();
-        return Err(ViewError::GuardNeedsExponent {
-            spelling,
-            format,
-            has: format.exponent_bits(),
-            wants: exponent,
-        });
+    let has = format.exponent_bits();
+    if guard > 0 && fetched < has {
+        return Err(ViewError::GuardNeedsExponent { spelling: spelling(), format, has, wants: fetched });
     }
-    Ok(Kind::Top { exponent, mantissa, guard, packed })
+    Ok(Kind::Top { exponent, exponent_guard, mantissa, guard, packed })
+}
+
+/// What is before `mark`, and the number behind it: 0 if there is none.
+fn suffix<'t>(text: &'t str, mark: &str) -> Option<(&'t str, u32)> {
+    match text.split_once(mark) {
+        Some((body, digits)) => Some((body, number(digits)?)),
+        None => Some((text, 0)),
+    }
 }
 
 fn converted(format: Format, target: Format, spelling: &str, rest: &str) -> Result<Kind, ViewError> {

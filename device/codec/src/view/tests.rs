@@ -94,6 +94,56 @@ fn every_16_bit_pattern_converts_as_the_reference_says() {
     }
 }
 
+/// The views of `format` whose exponents are rounded: every X and dE, some Y and dM.
+fn rounding_exponents(format: Format) -> Vec<String> {
+    let all = format.exponent_bits();
+    let kept = (0..all).flat_map(|exponent| [(exponent, 1), (exponent, 2)]);
+    kept.filter(|(exponent, guard)| exponent + guard <= all)
+        .flat_map(|(exponent, guard)| {
+            let mantissas = [0, 1, 3, format.mantissa_bits()].into_iter();
+            mantissas.filter(|mantissa| *mantissa <= format.mantissa_bits()).flat_map(move |mantissa| {
+                let plain = format!("e{exponent}m{mantissa}+d{guard}");
+                let rounded = (exponent + guard == all).then(|| format!("{plain}+g2"));
+                [format!("{plain}:packed"), plain].into_iter().chain(rounded)
+            })
+        })
+        .collect()
+}
+
+#[test]
+fn every_pattern_of_up_to_16_bits_has_its_exponent_rounded_as_the_reference_says() {
+    let short = [
+        Format::Fp8E4m3fn,
+        Format::Fp8E5m2,
+        Format::Fp6E3m2,
+        Format::Fp6E2m3,
+        Format::Fp4E2m1,
+        Format::Bf16,
+        Format::Fp16,
+    ];
+    for format in short {
+        let elements = format.block_elements();
+        for spelling in rounding_exponents(format) {
+            let view = View::parse(format, &spelling).unwrap();
+            assert_eq!(view.to_string(), spelling);
+            let planes: Vec<u32> = (0..32).rev().filter(|plane| view.mask().has(*plane as usize)).collect();
+            assert_eq!(planes, lamina_reference::planes(reference(format), &spelling).unwrap());
+            // Of eight bits and fewer the first block has every byte that there is.
+            for block in 0..if format.bits() == 16 { 32_u16 } else { 1 } {
+                let mut full = [0; BLOCK_BYTES];
+                for (element, word) in full.chunks_exact_mut(2).zip(0..2048_u16) {
+                    element.copy_from_slice(&(block * 2048 + word).to_le_bytes());
+                }
+                let want =
+                    lamina_reference::view_bytes(reference(format), &spelling, &full, elements).unwrap();
+                let mut got = Vec::new();
+                view.render(&mut masked(&view, &full), 0, elements.try_into().unwrap(), &mut got);
+                assert!(got == want, "{spelling} of {format}");
+            }
+        }
+    }
+}
+
 #[test]
 fn every_fp8_becomes_a_smaller_float_as_the_reference_says() {
     let full: BlockWords = std::array::from_fn(|at| at.to_le_bytes()[0]);
@@ -120,6 +170,16 @@ fn what_a_format_cannot_give_is_refused_by_name() {
         refusal(Format::Bf16, "e4m3+g2"),
         "e4m3+g2: rounding with guard planes needs all 8 exponent planes of bf16, not 4"
     );
+    assert_eq!(
+        refusal(Format::Bf16, "e4m3+d2+g2"),
+        "e4m3+d2+g2: rounding with guard planes needs all 8 exponent planes of bf16, not 6"
+    );
+    assert_eq!(refusal(Format::Bf16, "e7m3+d2"), "e7m3+d2: bf16 has 8 exponent bits, not 9");
+    assert!(refusal(Format::Bf16, "e4m3+d3").ends_with("exponent's guard planes is at most 2"));
+    assert!(refusal(Format::E8m0, "e4m0+d1").contains("not a view of e8m0"));
+    for none in ["e4m3+d", "e4m3+g1+d1", "e4m3+d01", "e4m3+d1+d1", "e4m3:packed+d1", "fp8_e5m2+d1"] {
+        assert!(refusal(Format::Bf16, none).contains("no view is spelled"), "{none}");
+    }
     assert_eq!(refusal(Format::Bf16, "bf16"), "bf16: not a view of bf16, it is one of fp32, fp16");
     assert_eq!(refusal(Format::Int4, "int4"), "int4: not a view of int4, it is one of int8");
     assert_eq!(refusal(Format::Bf16, "int2"), "int2: not a view of bf16, it is one of int8, int4");

@@ -290,8 +290,10 @@ fn a_view_fetches_only_its_planes() {
     let full = read("full");
     let e8m3 = read("e8m3");
     let guard = read("e8m3+g2");
+    let exponent_guard = read("e4m3+d2");
     let sign = read("e0m0");
     assert_eq!([full.0, e8m3.0, guard.0, sign.0], [16 * 16, 16 * 12, 16 * 14, 16]);
+    assert_eq!(exponent_guard.0, 16 * 10);
     assert!(sign.1 < e8m3.1 && e8m3.1 < guard.1 && guard.1 < full.1, "{sign:?} {e8m3:?} {guard:?} {full:?}");
     // Four raw mantissa planes of 256 bytes in each of 16 blocks are what e8m3 leaves out, give or
     // take a shared granule.
@@ -311,7 +313,9 @@ fn a_converted_view_is_the_same_whichever_way_its_blocks_come() {
         let device = device(Mode::Trace, codec);
         device.create_tensor(spec("w", Some(0), (64 << 10) - 2000, Format::Bf16)).unwrap();
         device.write_base(0, &bytes).unwrap();
-        for spelling in ["fp8_e4m3fn", "fp8_e5m2", "fp8_e4m3fn+g4@-5", "fp8_e5m2+g0@3", "e8m3:packed"] {
+        for spelling in
+            ["fp8_e4m3fn", "fp8_e5m2", "fp8_e4m3fn+g4@-5", "fp8_e5m2+g0@3", "e8m3:packed", "e4m3+d2"]
+        {
             let info = device.create_view("w", spelling).unwrap();
             for range in [0..info.length, 0..8192, 1..7000, 2048..6144, 5000..info.length] {
                 check_view(&device, &bytes, &info, range).unwrap();

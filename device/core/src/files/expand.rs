@@ -279,4 +279,4 @@ fn inside(at: u64) -> usize {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

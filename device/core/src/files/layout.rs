@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use super::expand::{self, Converted, Expanded, ExpandedIntegers, Matrices, Together};
 use super::manifest::{Content, FileEntry, Literals, Model};
+use super::packed::Packed;
+use super::shown::Shown;
 use super::woven::Woven;
 use super::{FilesError, Precision, config};
 use crate::device::{Device, DeviceError, TensorView};
@@ -43,7 +45,7 @@ struct Segment {
 }
 
 #[derive(Clone)]
-enum Shows {
+pub(super) enum Shows {
     /// These bytes, from there on.
     Bytes(Arc<[u8]>, usize),
     /// Zeros.
@@ -56,6 +58,8 @@ enum Shows {
     Expanded(Arc<dyn Together>),
     /// All of a tensor that lies in strands.
     Woven(Arc<Woven>),
+    /// All of a tensor that lies with one element in a byte.
+    Packed(Arc<Packed>),
 }
 
 impl FileLayout {
@@ -80,6 +84,11 @@ impl FileLayout {
                     }
                 },
                 Content::Tensor(name) => Shows::View(Arc::new(device.view_of(name, "full")?), 0),
+                Content::Sixes(name) => {
+                    let packed = Packed::new(device.view_of(name, "full")?, extent.length);
+                    let wrong = || format!("{name} has not the elements of {} bytes", extent.length);
+                    Shows::Packed(Arc::new(packed.ok_or_else(|| model.manifest.wrong(wrong()))?))
+                }
                 Content::Woven(strands) => {
                     let woven = Woven::new(device, strands, extent.length)?;
                     Shows::Woven(Arc::new(woven.map_err(|why| model.manifest.wrong(why))?))
@@ -137,8 +146,11 @@ impl FileLayout {
                 Some(None) => continue,
                 None => {
                     all.push((*tensor).clone());
-                    match full.woven_at(tensor.offset).filter(|_| tensor.length > 0) {
-                        Some(woven) => Shown::woven(tensor, woven),
+                    match full.whole_at(tensor.offset).filter(|_| tensor.length > 0) {
+                        Some(Shows::Packed(packed)) => {
+                            Shown::packed(device, model, tensor, packed, *name, precision)
+                        }
+                        Some(woven) => Shown::whole(tensor, woven),
                         None => Shown::new(device, model, format, tensor, *name, precision)?,
                     }
                 }
@@ -192,6 +204,7 @@ impl FileLayout {
                 }
                 Shows::Expanded(expanded) => expanded.read(device, from, out)?,
                 Shows::Woven(woven) => woven.read(device, from, out)?,
+                Shows::Packed(packed) => packed.read(device, from, out)?,
             }
         }
         Ok(())
@@ -232,6 +245,9 @@ impl FileLayout {
                         sum += device.stored_of(view, 0..view.bytes())?;
                     }
                 }
+                Shows::Packed(packed) => {
+                    sum += device.stored_of(packed.view(), 0..packed.view().bytes())?;
+                }
                 Shows::Bytes(..) | Shows::Padding => {}
             }
         }
@@ -248,17 +264,16 @@ impl FileLayout {
             }
             Shows::Expanded(expanded) => expanded.views().into_iter().flatten().collect(),
             Shows::Woven(woven) => woven.views().collect(),
+            Shows::Packed(packed) => vec![packed.view()],
             _ => Vec::new(),
         })
     }
 
-    /// What lies in strands, if that begins at `start`.
-    fn woven_at(&self, start: u64) -> Option<Arc<Woven>> {
+    /// What lies otherwise on the device than in the file, if that begins at `start`.
+    fn whole_at(&self, start: u64) -> Option<&Shows> {
         let found = self.segments.binary_search_by_key(&start, |segment| segment.start).ok()?;
-        match &self.segments[found].shows {
-            Shows::Woven(woven) => Some(Arc::clone(woven)),
-            _ => None,
-        }
+        let shows = &self.segments[found].shows;
+        matches!(shows, Shows::Woven(_) | Shows::Packed(_)).then_some(shows)
     }
 
     fn push(&mut self, length: u64, shows: Shows) {
@@ -302,7 +317,7 @@ fn named<'a>(tensors: &'a [ModelTensor], file: &'a FileEntry) -> Vec<(&'a ModelT
             let begin = at;
             at = at.saturating_add(extent.length);
             match &extent.of {
-                Content::Tensor(name) => Some((begin, name.as_str())),
+                Content::Tensor(name) | Content::Sixes(name) => Some((begin, name.as_str())),
                 Content::Literal(_) | Content::Woven(_) => None,
             }
         })
@@ -367,92 +382,6 @@ fn expanded(
         }
     }
     Ok(wholes)
-}
-
-/// A tensor, and how it is shown.
-struct Shown<'a> {
-    tensor: &'a ModelTensor,
-    /// The format that it is converted to.
-    target: Option<Format>,
-    /// Its pieces: bytes in the file, and what they show.
-    parts: Vec<(u64, Shows)>,
-    given: bool,
-}
-
-impl<'a> Shown<'a> {
-    fn new(
-        device: &Device,
-        model: &Model,
-        format: &dyn Checkpoint,
-        tensor: &'a ModelTensor,
-        name: Option<&'a str>,
-        precision: &Precision,
-    ) -> Result<Self, FilesError> {
-        let mut shown = Self { tensor, target: None, parts: Vec::new(), given: false };
-        let Some(name) = name else { return Ok(shown) };
-        let rows = tensor.shape.first().copied().unwrap_or(1).max(1);
-        let wanted = match precision {
-            Precision::View(_, spelling) => vec![(0..rows, spelling.as_str())],
-            Precision::Map(map) => {
-                let map = model.manifest.maps.get(map);
-                map.map_or_else(Vec::new, |map| map.views_of(&tensor.name, &tensor.shape))
-            }
-        };
-        let full = Arc::new(device.view_of(name, "full")?);
-        let row = tensor.length / rows;
-        let whole_rows = row * rows == tensor.length;
-        let mut at = 0;
-        for (range, spelling) in wanted {
-            // What the tensor's format cannot give stays full.
-            let Ok(view) = device.view_of(name, spelling) else { continue };
-            let whole = range == (0..rows);
-            if let Kind::Converted { target, .. } = view.view().kind() {
-                // A tensor that was loaded in another format than the file's has other elements.
-                let same = view.format().name() == tensor.format;
-                if whole && same && format.can_say(tensor, target) {
-                    (shown.target, shown.given) = (Some(target), true);
-                    shown.parts = vec![(view.bytes(), Shows::View(Arc::new(view), 0))];
-                    return Ok(shown);
-                }
-                continue;
-            }
-            if view.bytes() != tensor.length || (!whole && !whole_rows) {
-                continue;
-            }
-            let (start, end) = if whole { (0, tensor.length) } else { (range.start * row, range.end * row) };
-            if start > at {
-                shown.parts.push((start - at, Shows::View(Arc::clone(&full), at)));
-            }
-            shown.parts.push((end - start, Shows::View(Arc::new(view), start)));
-            shown.given = true;
-            at = end;
-        }
-        if at < tensor.length {
-            shown.parts.push((tensor.length - at, Shows::View(full, at)));
-        }
-        Ok(shown)
-    }
-
-    /// A block-scaled tensor put together.
-    fn expanded(whole: &'a ModelTensor, expanded: &Arc<dyn Together>, target: Option<Format>) -> Self {
-        let parts = vec![(expanded.bytes(), Shows::Expanded(Arc::clone(expanded)))];
-        Self { tensor: whole, target, parts, given: true }
-    }
-
-    /// A tensor that lies in strands, which has one precision.
-    fn woven(tensor: &'a ModelTensor, woven: Arc<Woven>) -> Self {
-        let parts = vec![(tensor.length, Shows::Woven(woven))];
-        Self { tensor, target: None, parts, given: false }
-    }
-
-    /// Whether it lies on the device: a tensor without elements does not.
-    fn is_held(&self) -> bool {
-        !self.parts.is_empty()
-    }
-
-    fn is_given(&self) -> bool {
-        self.given
-    }
 }
 
 /// What a header has a place to say about the precision.

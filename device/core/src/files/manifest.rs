@@ -81,6 +81,8 @@ pub enum Content {
     Literal(u64),
     /// All of a tensor.
     Tensor(String),
+    /// All of a tensor, packed: of each four of its bytes the lower six bits, in three bytes.
+    Sixes(String),
     /// All of these tensors: some bytes of each, in this order, again and again.
     Woven(Vec<StrandOf>),
 }
@@ -99,7 +101,7 @@ impl Content {
     pub(super) fn tensors(&self) -> impl Iterator<Item = &str> {
         let (own, strands) = match self {
             Self::Literal(_) => (None, &[][..]),
-            Self::Tensor(name) => (Some(name.as_str()), &[][..]),
+            Self::Tensor(name) | Self::Sixes(name) => (Some(name.as_str()), &[][..]),
             Self::Woven(strands) => (None, &strands[..]),
         };
         own.into_iter().chain(strands.iter().map(|strand| strand.tensor.as_str()))

@@ -11,7 +11,8 @@
 //! * A file that is no checkpoint is passed through, as one tensor of bytes under `NAME/.lamina/`.
 //! * A model may be loaded against another: tensors that both have are stored as
 //!   [differences](derive).
-//! * Tensors of quantised blocks lie in [strands](woven), scales and quants apart.
+//! * Tensors of quantised blocks lie in [strands](woven), scales and quants apart, and elements of
+//!   six bits in a byte each, which are [packed] where they are read.
 //! * A file at another [precision] is computed when it is read. At bf16, block-scaled tensors are
 //!   put together ([`expand`]).
 
@@ -24,8 +25,10 @@ mod layout;
 mod load;
 mod manifest;
 mod map;
+mod packed;
 mod plan;
 mod precision;
+mod shown;
 mod woven;
 
 pub use self::checkpoints::keep_checkpoint;

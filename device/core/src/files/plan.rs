@@ -15,7 +15,7 @@ use super::{FilesError, expand};
 use crate::load::base_needed;
 use crate::model::checkpoint::of_kind;
 use crate::model::scaled::{self, ScaledTensor};
-use crate::model::{FileKind, ModelFile, ModelTensor, Strand};
+use crate::model::{FileKind, ModelFile, ModelTensor, Rearranged, Strand, sixes};
 use crate::tensor::HIDDEN;
 use lamina_codec::BLOCK_BYTES;
 use lamina_codec::view::{Kind, View};
@@ -44,7 +44,7 @@ pub(super) struct PlannedFile {
     /// Its path in the model's folder.
     pub(super) path: String,
     pub(super) file: ModelFile,
-    /// The same in [strands](crate::model::Strand), if it has any.
+    /// The same with its tensors as they lie on the device, if that is otherwise.
     strands: Option<ModelFile>,
     /// What its tensors' names begin with on the device.
     pub(super) within: String,
@@ -322,7 +322,7 @@ impl ModelPlan {
     fn check_view(&self, spelling: &str) -> Result<(), FilesError> {
         let kind = spelled(spelling)?.kind();
         let gives = |file: &PlannedFile, tensor: &ModelTensor| {
-            let format = tensor.format.parse().ok();
+            let format = sixes::format_of(&tensor.dtype).unwrap_or(tensor.format).parse().ok();
             match format.and_then(|format| View::parse(format, spelling).ok()).map(|view| view.kind()) {
                 Some(Kind::Converted { target, .. }) => {
                     of_kind(file.file.kind()).is_some_and(|format| format.can_say(tensor, target))
@@ -366,12 +366,20 @@ pub(super) fn entry(
     };
     for tensor in file.tensors().iter().filter(|tensor| tensor.length > 0) {
         let name = format!("{within}{}", tensor.name);
-        let Some(Strand { skip, width, block }) = tensor.strand else {
-            literal(at, tensor.offset, &mut extents)?;
-            extents.push(Extent { length: tensor.length, of: Content::Tensor(name) });
-            at = tensor.offset + tensor.length;
-            continue;
+        let strand = match tensor.rearranged {
+            Some(Rearranged::Strand(strand)) => strand,
+            how => {
+                literal(at, tensor.offset, &mut extents)?;
+                let (length, of) = match how {
+                    Some(_) => (sixes::packed(tensor.length), Content::Sixes(name)),
+                    None => (tensor.length, Content::Tensor(name)),
+                };
+                extents.push(Extent { length, of });
+                at = tensor.offset + length;
+                continue;
+            }
         };
+        let Strand { skip, width, block } = strand;
         // A tensor's strands follow each other.
         if skip == 0 {
             literal(at, tensor.offset, &mut extents)?;

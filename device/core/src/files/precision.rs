@@ -30,10 +30,7 @@ impl Precision {
     /// The precision of a view.
     pub fn of_kind(kind: Kind) -> Option<Self> {
         let spelling = match kind {
-            Kind::Top { exponent, mantissa, guard, packed: false } => match guard {
-                0 => format!("e{exponent}m{mantissa}"),
-                guard => format!("e{exponent}m{mantissa}+g{guard}"),
-            },
+            Kind::Top { packed: false, .. } => kind.to_string(),
             Kind::Converted { target, guard, scale: 0 } => format!("{target}+g{guard}"),
             Kind::Converted { target, guard, scale } => format!("{target}+g{guard}@{scale}"),
             _ => return None,

@@ -530,7 +530,7 @@ fn check(
             format,
             offset: data_start + offset,
             length,
-            strand: None,
+            rearranged: None,
         });
     }
     gap(path, data_start + covered, bytes)?;

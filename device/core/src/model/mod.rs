@@ -24,7 +24,8 @@
 //!
 //! safetensors' `F8_E4M3` is the format without infinities (`fn`). The `FNUZ` formats (other
 //! biases) have no planes that the device's views could name. `F6_E2M3` and `F6_E3M2` lie four in
-//! three bytes, of which a block has no whole number; the device's fp6 lie in a byte each.
+//! three bytes, of which a block has no whole number; a model's files have them in a byte each
+//! ([`ModelFile::in_strands`]).
 
 pub(crate) mod checkpoint;
 mod error;
@@ -32,6 +33,7 @@ mod gguf;
 mod npy;
 mod safetensors;
 pub(crate) mod scaled;
+pub(crate) mod sixes;
 mod strands;
 #[cfg(test)]
 mod tests;
@@ -48,7 +50,7 @@ pub use gguf::GgufError;
 pub use npy::NpyError;
 pub use safetensors::{MAX_HEADER_BYTES, MAX_NAME_BYTES};
 pub use scaled::Scheme;
-pub use strands::Strand;
+pub use strands::{Rearranged, Strand};
 
 /// A checkpoint, opened, its header read and checked.
 #[derive(Debug)]
@@ -79,9 +81,8 @@ pub struct ModelTensor {
     pub offset: u64,
     /// Its bytes.
     pub length: u64,
-    /// Which bytes of each of the blocks that begin there are its own; all of them if none is
-    /// given.
-    pub strand: Option<Strand>,
+    /// How it comes from the bytes that begin there, if it is not just those.
+    pub rearranged: Option<Rearranged>,
 }
 
 impl ModelFile {
@@ -129,7 +130,7 @@ impl ModelFile {
             format: "opaque",
             offset: 0,
             length,
-            strand: None,
+            rearranged: None,
         };
         let tensors = if length == 0 { Vec::new() } else { vec![tensor] };
         let kind = FileKind::Other;
@@ -219,13 +220,12 @@ impl ModelFile {
             });
         }
         let offset = tensor.offset + at;
-        let end = match tensor.strand {
-            Some(Strand { width, block, .. }) => tensor.offset + (at + wanted).div_ceil(width) * block,
-            None => offset + wanted,
-        };
-        let read = match tensor.strand {
-            Some(strand) => strand.read(&self.file, tensor.offset, at, out),
-            None => FileExt::read_exact_at(&self.file, out, offset),
+        let (end, read) = match tensor.rearranged {
+            Some(how) => (
+                tensor.offset.saturating_add(how.reach(at + wanted)),
+                how.read(&self.file, tensor.offset, at, out),
+            ),
+            None => (offset + wanted, FileExt::read_exact_at(&self.file, out, offset)),
         };
         read.map_err(|source| {
             let (path, tensor) = (self.path.clone(), tensor.name.clone());

@@ -119,7 +119,7 @@ impl Checkpoint for Npy {
             format,
             offset: data_start,
             length: left,
-            strand: None,
+            rearranged: None,
         };
         let (tensors, metadata) = (vec![tensor], std::collections::BTreeMap::new());
         Ok(Header { tensors, metadata, digest, data_start, remarks: Vec::new() })

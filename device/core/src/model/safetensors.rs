@@ -249,7 +249,7 @@ fn check(
             format,
             offset: data_start + begin,
             length,
-            strand: None,
+            rearranged: None,
         });
     }
     if covered < data {

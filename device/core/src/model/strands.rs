@@ -1,16 +1,27 @@
-//! Quantised blocks of GGUF taken apart: what a block has of scales and of quants, each as a tensor
-//! of its own.
+//! Tensors that lie on the device otherwise than in their file.
 //!
-//! A block is a few scales and a few integers. Side by side they hardly compress; apart the scales
-//! do, as floating-point numbers, and so do integers of 8 bits. A *strand* of a tensor is the same
-//! bytes of each of its blocks. Types whose blocks have 256 elements stay as they are: 2 to 4 of
-//! their 84 to 292 bytes are such scales.
+//! A quantised block of GGUF is a few scales and a few integers. Side by side they hardly compress;
+//! apart the scales do, as floating-point numbers, and so do integers of 8 bits. A *strand* of a
+//! tensor is the same bytes of each of its blocks, and a tensor of its own. Types whose blocks have
+//! 256 elements stay as they are: 2 to 4 of their 84 to 292 bytes are such scales.
+//!
+//! Elements of [six bits](super::sixes), of which safetensors packs four in three bytes, get a byte
+//! each.
 
 use std::collections::BTreeSet;
 use std::io;
 
 use super::checkpoint::ReadAt;
-use super::{FileKind, ModelFile, ModelTensor};
+use super::{FileKind, ModelFile, ModelTensor, sixes};
+
+/// How a tensor's bytes on the device come from those of its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rearranged {
+    /// The same bytes of each block.
+    Strand(Strand),
+    /// Packed elements of six bits.
+    Sixes,
+}
 
 /// Where in each block of a tensor a strand's bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,19 +86,39 @@ impl Strand {
     }
 }
 
+impl Rearranged {
+    /// Fills `out` with the tensor's bytes from byte `at` on; those in the file begin at `offset`.
+    pub(super) fn read(self, file: &dyn ReadAt, offset: u64, at: u64, out: &mut [u8]) -> io::Result<()> {
+        match self {
+            Self::Strand(strand) => strand.read(file, offset, at, out),
+            Self::Sixes => sixes::read(file, offset, at, out),
+        }
+    }
+
+    /// How far behind a tensor's beginning in the file its first `bytes` bytes reach.
+    pub(super) fn reach(self, bytes: u64) -> u64 {
+        match self {
+            Self::Strand(Strand { width, block, .. }) => bytes.div_ceil(width) * block,
+            Self::Sixes => sixes::packed(bytes),
+        }
+    }
+}
+
 impl ModelFile {
-    /// The same file with strands in place of its tensors of quantised blocks, if it has any.
+    /// The same file with strands in place of its tensors of quantised blocks, and a byte for each
+    /// element of six bits, if it has any.
     ///
     /// # Errors
     ///
     /// What the system says.
     pub fn in_strands(&self) -> io::Result<Option<Self>> {
-        if self.kind != FileKind::Gguf {
-            return Ok(None);
-        }
         let names: BTreeSet<&str> = self.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
-        let tensors: Vec<_> = self.tensors.iter().flat_map(|tensor| strands(tensor, &names)).collect();
-        if tensors.len() == self.tensors.len() {
+        let tensors: Vec<_> = match self.kind {
+            FileKind::Gguf => self.tensors.iter().flat_map(|tensor| strands(tensor, &names)).collect(),
+            FileKind::Safetensors => self.tensors.iter().map(widened).collect(),
+            FileKind::Npy | FileKind::Other => return Ok(None),
+        };
+        if tensors == self.tensors {
             return Ok(None);
         }
         Ok(Some(Self {
@@ -101,6 +132,17 @@ impl ModelFile {
             opened: self.opened.clone(),
         }))
     }
+}
+
+/// A tensor with a byte for each of its elements, if they have six bits, or itself.
+fn widened(tensor: &ModelTensor) -> ModelTensor {
+    let mut tensor = tensor.clone();
+    let format = sixes::format_of(&tensor.dtype).filter(|_| tensor.length > 0);
+    // As many groups as the header was checked to have.
+    if let Some((format, length)) = format.zip(sixes::elements(tensor.length)) {
+        (tensor.format, tensor.length, tensor.rearranged) = (format, length, Some(Rearranged::Sixes));
+    }
+    tensor
 }
 
 /// The strands of a tensor, or itself if it has none, or another tensor is called as one would be.
@@ -123,7 +165,7 @@ fn strands(tensor: &ModelTensor, names: &BTreeSet<&str>) -> Vec<ModelTensor> {
             format,
             offset: tensor.offset,
             length: tensor.length / block * width,
-            strand: Some(strand),
+            rearranged: Some(Rearranged::Strand(strand)),
         }
     };
     own.iter().map(strand).collect()

@@ -70,7 +70,7 @@ impl Subject {
         let matrices = all.iter().filter(|weight| weight.shape(&config).0 > 1);
         let converted = matrices.filter(|weight| !model.is_bf16(**weight)).count();
         let tensor =
-            |weight: &Weight| Ok(Tensor { name: gguf::name_of(*weight), bytes: model.bf16(*weight)? });
+            |weight: &Weight| Ok(Tensor { name: gguf::name_of(*weight)?, bytes: model.bf16(*weight)? });
         let tensors = all.iter().map(tensor).collect::<Result<_>>()?;
         Ok(Self { config, tokenizer, tensors, converted })
     }

@@ -26,8 +26,8 @@ Examples:
   Precisions by tensor, from a file of rules ([[tensor]] name = \"*.down_proj.*\", view = \"e8m2\"):
       lamina mount model.gguf ~/m --map small=small.toml
 
-Views: eXmY keeps X exponent and Y mantissa bits · +gN rounds with N more bits fetched · bf16 fp8_e4m3fn fp8_e5m2 convert. A tensor
-whose dtype cannot give a view stays as it is.")]
+Views: eXmY keeps X exponent and Y mantissa bits · +gN rounds with N more bits fetched · +dN rounds the exponent so ·
+bf16 fp8_e4m3fn fp8_e5m2 convert. A tensor whose dtype cannot give a view stays as it is.")]
 pub(crate) struct Mount {
     /// The models, safetensors, GGUF or .npy files, indices of shards, or directories with such;
     /// then the directory to mount on, which is made if it is missing.

@@ -57,7 +57,8 @@ fn the_bundled_model_is_there_to_the_bit_and_right_at_every_precision() {
     let of = fs::metadata(place.model(&format!("{folder}.safetensors"))).unwrap();
     let source = fs::metadata(bundled()).unwrap();
     assert_eq!((of.len(), of.mtime(), of.mtime_nsec()), (source.len(), source.mtime(), source.mtime_nsec()));
-    for spelling in ["e8m3", "e8m0", "e8m3+g2", "fp8_e4m3fn", "fp8_e4m3fn+g4@-3", "fp8_e5m2+g5"] {
+    for spelling in ["e8m3", "e8m0", "e8m3+g2", "e6m3+d2+g2", "fp8_e4m3fn", "fp8_e4m3fn+g4@-3", "fp8_e5m2+g5"]
+    {
         let path = format!("{folder}@{spelling}.safetensors");
         let shown = place.read(&path);
         assert_eq!(fs::metadata(place.model(&path)).unwrap().len(), shown.len() as u64);
@@ -86,7 +87,7 @@ fn the_bundled_model_is_there_to_the_bit_and_right_at_every_precision() {
     let names = listed("stories260K-bf16");
     // What was configured and what was asked for.
     assert!(names.contains(&"stories260K-bf16@e8m3.safetensors".to_owned()), "{names:?}");
-    assert_eq!(names.len(), 7, "{names:?}");
+    assert_eq!(names.len(), 8, "{names:?}");
     assert_eq!(listed(""), ["stories260K-bf16"]);
     // Fewer planes are fetched than the file has, and they are counted for the view.
     let number = |path: &str, name| place.attribute(path, name).unwrap().parse::<u64>().unwrap();
@@ -108,12 +109,16 @@ fn values_of_every_kind_are_the_references_by_reads_and_by_mappings() {
         ("none", "BF16", vec![0, 4], Vec::new()),
         ("scalar", "F32", vec![], floats(Format::Fp32, 5, 1)),
         ("bytes", "U8", vec![3], noise(6, 3)),
+        ("sixes", "F6_E3M2", vec![5, 4], noise(7, 15)),
     ]);
     place.mount(&[&place.write("mixed.safetensors", &full)]);
     for (spelling, given) in [
         ("e5m3", 4),
         ("e8m3", 3),
         ("e8m3+g2", 3),
+        ("e4m3+d1", 4),
+        ("e4m3+d2", 3),
+        ("e6m3+d2+g3", 3),
         ("e5m2+g3", 1),
         ("e8m20", 2),
         ("bf16", 3),
@@ -174,7 +179,7 @@ fn a_gguf_file_keeps_its_blocks_and_gives_its_floats() {
             (name, kind, shape, shown.unwrap_or(bytes))
         })
     };
-    for spelling in ["e8m3", "e8m3+g2", "e5m1"] {
+    for spelling in ["e8m3", "e8m3+g2", "e5m1", "e4m3+d2"] {
         assert!(place.read(&format!("tiny/tiny@{spelling}.gguf")) == gguf(&of(spelling)), "{spelling}");
     }
     // A tensor of single or half precision with rows becomes bf16; vectors stay, as llama.cpp wants

@@ -33,8 +33,16 @@ fn the_mount_shows_two_files_of_the_windows_sizes_for_their_owner_alone() {
 fn views_are_the_references_bytes_by_read_and_by_load() {
     within(120, || {
         let rig = Rig::new("auto");
-        let spellings =
-            ["full", "e8m3", "e8m3+g2", "e5m0:packed", "e8m2+g3:packed", "fp8_e4m3fn", "fp8_e5m2+g1"];
+        let spellings = [
+            "full",
+            "e8m3",
+            "e8m3+g2",
+            "e4m3+d2:packed",
+            "e5m0:packed",
+            "e8m2+g3:packed",
+            "fp8_e4m3fn",
+            "fp8_e5m2+g1",
+        ];
         let views: Vec<_> = spellings.iter().map(|spelling| rig.view(spelling)).collect();
         let (base, window) = (rig.base(), rig.views());
         assert!(base.load(0, TENSOR) == rig.bytes, "base");

@@ -81,6 +81,16 @@ fn any_gguf_file_is_loaded_or_is_refused() {
 }
 
 #[test]
+fn any_model_reads_as_it_was_loaded_and_at_precisions_or_is_refused() {
+    run("models", 600, models);
+}
+
+#[test]
+fn any_precision_and_map_are_shown_as_they_say_or_refused() {
+    run("precisions", 600, precisions);
+}
+
+#[test]
 fn any_bytes_to_the_api_get_an_answer_or_none() {
     run("api", 600, api);
 }

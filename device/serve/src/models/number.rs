@@ -51,9 +51,9 @@ pub(super) fn code(manifest: &Manifest, precision: &Precision) -> Option<u64> {
             let at = manifest.maps.keys().position(|map| map == name)?;
             Some(MAP << KIND_SHIFT | u64::try_from(at).ok().filter(|at| *at < 1 << KIND_SHIFT)?)
         }
-        Precision::View(Kind::Top { exponent, mantissa, guard, .. }, _) => {
-            let fields = small(*exponent)? << 10 | small(*mantissa)? << 5 | small(*guard)?;
-            Some(TOP << KIND_SHIFT | fields)
+        Precision::View(Kind::Top { exponent, exponent_guard, mantissa, guard, .. }, _) => {
+            let kept = small(*exponent)? << 10 | small(*mantissa)? << 5;
+            Some(TOP << KIND_SHIFT | small(*exponent_guard)? << 15 | kept | small(*guard)?)
         }
         Precision::View(Kind::Converted { target, guard, scale }, _) => {
             let at = TARGETS.iter().position(|format| format == target)? as u64;
@@ -71,6 +71,7 @@ pub(super) fn precision(manifest: &Manifest, code: u64) -> Option<Precision> {
     match code >> KIND_SHIFT {
         TOP => Precision::of_kind(Kind::Top {
             exponent: field(10, 5),
+            exponent_guard: field(15, 5),
             mantissa: field(5, 5),
             guard: field(0, 5),
             packed: false,
@@ -106,6 +107,9 @@ mod tests {
             "e8m23",
             "e8m3+g2",
             "e8m3+g20",
+            "e4m3+d1",
+            "e4m3+d2",
+            "e6m3+d2+g3",
             "bf16",
             "bf16+g3",
             "fp8_e4m3fn",

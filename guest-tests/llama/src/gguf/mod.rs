@@ -134,7 +134,7 @@ impl<'a> Model<'a> {
         let name = values.0.get("general.name").and_then(Value::text).unwrap_or("a model without a name");
         let mut unused: BTreeSet<&String> = tensors.keys().collect();
         for weight in Weight::all(&config) {
-            let name = name_of(weight);
+            let name = name_of(weight)?;
             let tensor = tensors.get(&name).ok_or_else(|| ModelError::NoTensor { name: name.clone() })?;
             let (rows, columns) = weight.shape(&config);
             let (found, wanted) = (tensor.elements, rows * columns);
@@ -166,17 +166,16 @@ impl<'a> Model<'a> {
 
     /// Whether the file has a tensor as bf16.
     pub fn is_bf16(&self, weight: Weight) -> bool {
-        self.tensors
-            .get(&name_of(weight))
-            .is_some_and(|tensor| Blocks::of(tensor.kind).is_ok_and(Blocks::is_bf16))
+        let tensor = name_of(weight).ok().and_then(|name| self.tensors.get(&name));
+        tensor.is_some_and(|tensor| Blocks::of(tensor.kind).is_ok_and(Blocks::is_bf16))
     }
 
     /// A tensor, each element as the bf16 nearest to it.
     ///
     /// # Errors
-    /// When its type is not read.
+    /// When the file has none, or its type is not read.
     pub fn bf16(&self, weight: Weight) -> Result<Vec<u8>, ModelError> {
-        let name = name_of(weight);
+        let name = name_of(weight)?;
         let tensor = self.tensors.get(&name).ok_or_else(|| ModelError::NoTensor { name: name.clone() })?;
         let blocks = Blocks::of(tensor.kind).map_err(|why| ModelError::Type { tensor: name, why })?;
         let mut bytes = Vec::with_capacity(2 * tensor.elements);
@@ -244,13 +243,17 @@ fn vocabulary(values: Values<'_>) -> Result<Vocabulary, ModelError> {
     })
 }
 
-/// A tensor's name in a GGUF file, in which experts of a layer are one tensor; the decoder reads
-/// none of these there.
-pub fn name_of(weight: Weight) -> String {
+/// A tensor's name in a GGUF file.
+///
+/// # Errors
+/// [`ModelError::NoTensor`] of an expert's: the experts of a layer are one tensor there, which the
+/// decoder does not read.
+pub fn name_of(weight: Weight) -> Result<String, ModelError> {
     let (layer, part) = match weight {
-        Weight::Embedding => return "token_embd.weight".to_owned(),
-        Weight::Norm => return "output_norm.weight".to_owned(),
-        Weight::Layer(layer, part) | Weight::Expert(layer, _, part) => (layer, part),
+        Weight::Embedding => return Ok("token_embd.weight".to_owned()),
+        Weight::Norm => return Ok("output_norm.weight".to_owned()),
+        Weight::Layer(layer, part) => (layer, part),
+        Weight::Expert(..) => return Err(ModelError::NoTensor { name: weight.name() }),
     };
     let part = match part {
         Part::AttentionNorm => "attn_norm",
@@ -264,5 +267,5 @@ pub fn name_of(weight: Weight) -> String {
         Part::W3 => "ffn_up",
         Part::Router => "ffn_gate_inp",
     };
-    format!("blk.{layer}.{part}.weight")
+    Ok(format!("blk.{layer}.{part}.weight"))
 }

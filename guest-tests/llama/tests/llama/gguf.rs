@@ -6,7 +6,10 @@ use crate::{
 };
 use lamina_llama::{
     Config, Decoder, Element, PlainCache, Sampler, Tokenizer, TokenizerError, Viewed, Vocabulary, Weight,
-    gguf::Model, judge, weights::Part, write,
+    gguf::{Model, name_of},
+    judge,
+    weights::Part,
+    write,
 };
 use proptest::prelude::*;
 
@@ -51,6 +54,17 @@ fn a_model_is_what_the_file_says_in_bf16() {
         assert!(numbers.iter().all(fits), "{weight:?}");
         assert!(numbers.iter().any(|x| x.to_bits() != numbers[0].to_bits()));
     }
+}
+
+#[test]
+fn an_experts_tensor_is_none_of_a_file() {
+    let file = tiny::gguf();
+    let model = Model::read(&file).unwrap();
+    let weight = Weight::Expert(1, 3, Part::W2);
+    let why = model.bf16(weight).unwrap_err().to_string();
+    assert_eq!(why, "the file has no tensor layers.1.feed_forward.experts.3.w2.weight");
+    assert!(!model.is_bf16(weight) && name_of(weight).is_err());
+    assert_eq!(name_of(Weight::Layer(1, Part::W2)).unwrap(), "blk.1.ffn_down.weight");
 }
 
 /// All of it together: a text is what it is whatever the number of tokens at a time.

@@ -24,7 +24,7 @@ fn bits(numbers: &[f32]) -> Vec<u32> {
 
 #[test]
 fn views_in_the_tensors_container_are_the_upper_halves_of_numbers() {
-    for view in ["full", "e8m7", "e8m3", "e8m3+g2", "e8m0", "e5m0", "e0m0", "e0m4"] {
+    for view in ["full", "e8m7", "e8m3", "e8m3+g2", "e4m3+d2", "e6m3+d2+g2", "e8m0", "e5m0", "e0m0", "e0m4"] {
         let bytes = view_bytes(Format::Bf16, view, &every(), 65536).unwrap();
         let want: Vec<u32> =
             bytes.chunks_exact(2).map(|pair| u32::from_be_bytes([pair[1], pair[0], 0, 0])).collect();
@@ -34,7 +34,9 @@ fn views_in_the_tensors_container_are_the_upper_halves_of_numbers() {
 
 #[test]
 fn packed_views_hold_the_same_numbers() {
-    for view in ["e8m7", "e8m3+g2", "e8m3", "e8m0", "e5m0", "e4m3", "e0m0", "e0m4", "e1m0"] {
+    for view in
+        ["e8m7", "e8m3+g2", "e8m3", "e4m3+d2", "e6m3+d2+g2", "e8m0", "e5m0", "e4m3", "e0m0", "e0m4", "e1m0"]
+    {
         let loose = view_bytes(Format::Bf16, view, &every(), 65536).unwrap();
         let packed_view = format!("{view}:packed");
         let packed = view_bytes(Format::Bf16, &packed_view, &every(), 65536).unwrap();

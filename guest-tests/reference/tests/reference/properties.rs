@@ -91,7 +91,11 @@ proptest! {
     #[test]
     fn a_packed_view_unpacks_to_the_view_in_the_container((format, x, y, full) in tensor(), guards in 0u32..12) {
         let (e, m) = (format.exponent_bits(), format.mantissa_bits());
-        let spelling = if x == e { format!("e{x}m{y}+g{guards}") } else { format!("e{x}m{y}") };
+        let spelling = match e - x {
+            0 => format!("e{x}m{y}+g{guards}"),
+            d @ 1..=2 => format!("e{x}m{y}+d{d}+g{guards}"),
+            _ => format!("e{x}m{y}+d{}", guards % 3),
+        };
         let wide = codes(format, &view(format, &spelling, &full));
         let packed = view(format, &format!("{spelling}:packed"), &full);
         let bits = 1 + x + y;
@@ -123,9 +127,12 @@ proptest! {
     ) {
         let e = format.exponent_bits();
         let mut spellings = vec![format!("e{x}m{y}"), format!("e{e}m{y}+g{guards}:packed")];
-        for converted in [format!("bf16+g{guards}"), format!("fp8_e4m3fn+g{guards}@{scale}"), format!("fp8_e5m2@{scale}")] {
-            if planes(format, &converted).is_ok() {
-                spellings.push(converted);
+        for some_have in [
+            format!("bf16+g{guards}"), format!("fp8_e4m3fn+g{guards}@{scale}"), format!("fp8_e5m2@{scale}"),
+            format!("e{x}m{y}+d1"), format!("e{x}m{y}+d2"), format!("e{}m{y}+d2+g{guards}", e - 2),
+        ] {
+            if planes(format, &some_have).is_ok() {
+                spellings.push(some_have);
             }
         }
         for spelling in spellings {

@@ -31,6 +31,12 @@ fn more_bits_than_the_format_has_are_refused_with_the_bound() {
 fn rounding_without_the_whole_exponent_is_refused() {
     assert_eq!(refused(Bf16, "e7m3+g1").to_string(), "e7m3+g1: rounding needs all 8 exponent bits of bf16");
     assert_eq!(
+        refused(Bf16, "e4m3+d2+g1").to_string(),
+        "e4m3+d2+g1: rounding needs all 8 exponent bits of bf16"
+    );
+    assert_eq!(refused(Bf16, "e7m3+d2").to_string(), "e7m3+d2: bf16 has 8 exponent bits");
+    assert_eq!(refused(Bf16, "e4m3+d3").to_string(), "e4m3+d3: an exponent has at most 2 guards");
+    assert_eq!(
         refused(Fp16, "e4m3+g2:packed").to_string(),
         "e4m3+g2:packed: rounding needs all 5 exponent bits of fp16"
     );
@@ -143,6 +149,12 @@ fn spelling_is_strict() {
         "e8m3+g02",
         "e8m3+g-1",
         "e8m3+g2+g2",
+        "e4m3+d",
+        "e4m3+d01",
+        "e4m3+d1+d1",
+        "e4m3+g1+d1",
+        "e4m3:packed+d1",
+        "fp8_e5m2+d1",
         "e8m3:packed+g2",
         "e8m3:packed:packed",
         "e8m3:Packed",

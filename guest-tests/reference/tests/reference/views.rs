@@ -77,6 +77,37 @@ fn guards_that_are_not_fetched_count_as_zero() {
 }
 
 #[test]
+fn an_exponent_is_rounded_to_what_its_kept_bits_count_in() {
+    check(
+        Bf16,
+        "e4m3+d2",
+        &[
+            (0x3f80, 0x4000), // 1: the field 0111_1111 is nearer to 1000_0000 than to 0111_0000
+            (0x3c5f, 0x4050), // 0111_1000: a tie, and 1000 is even; the mantissa is cut
+            (0x3800, 0x3800), // what is a multiple stays
+            (0x3a00, 0x3800), // 0111_0100: a quarter
+            (0x0001, 0x0000), // denormals have none
+            (0x0070, 0x0070),
+            (0x0400, 0x0000), // 0000_1000: a tie, and zero is even
+            (0x8600, 0x8800), // 0000_1100: three quarters, and the sign plays no part
+            (0x7f7f, 0x7870), // the largest number: above 1111_0000 there is none
+            (0x7f80, 0x7800), // infinity, as truncation leaves it
+            (0x7fc0, 0x7840),
+        ],
+    );
+    // One guard is a tie or nothing.
+    check(Bf16, "e4m3+d1", &[(0x3f80, 0x4000), (0x3780, 0x3000), (0x3b80, 0x3800)]);
+    // All of it is fetched, so the mantissa may be rounded as well, into the exponent first.
+    check(Bf16, "e6m3+d2+g4", &[(0x3fff, 0x4000), (0x3f7f, 0x4000), (0x3e7f, 0x3e00), (0x7f7f, 0x7e00)]);
+    check(Bf16, "e6m3+d2", &[(0x3fff, 0x4070), (0x3e7f, 0x3e70)]);
+    // No exponent kept is none shown, whatever is fetched.
+    check(Bf16, "e0m1+d2", &[(0x7fff, 0x0040), (0xbf80, 0x8000)]);
+    check(Fp6E3m2, "e1m2+d2", &[(0x1f, 0x13), (0x0d, 0x11), (0x09, 0x01), (0xff, 0x33)]);
+    check(Fp8E4m3fn, "e3m3+d1:packed", &[(0x38, 0b010_0000), (0x7f, 0b011_1111)]);
+    check(Bf16, "e4m3+d0", &[(0x3f80, 0x3800)]);
+}
+
+#[test]
 fn no_guards_are_truncation() {
     check(Bf16, "e8m3+g0", &[(0x3fff, 0x3ff0), (0x7f81, 0x7f80)]);
     check(Bf16, "e3m1+g0", &[(0x7fff, 0x7040)]);
@@ -296,6 +327,8 @@ fn planes_are_those_that_the_rule_reads() {
     expect(Bf16, "full", &[15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0]);
     expect(Bf16, "e8m3", &[15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4]);
     expect(Bf16, "e8m3:packed", &[15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4]);
+    expect(Bf16, "e4m3+d2", &[15, 14, 13, 12, 11, 10, 9, 6, 5, 4]);
+    expect(Bf16, "e7m3+d1+g2", &[15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2]);
     expect(Bf16, "e8m3+g2", &[15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2]);
     expect(Bf16, "e2m1", &[15, 14, 13, 6]);
     expect(Bf16, "e0m0", &[15]);

@@ -15,32 +15,40 @@ use lamina_codec::testing::bytes;
 
 mod converted;
 
-type Tensor<'a> = (&'a str, &'a str, &'a [u64], Vec<u8>);
+pub(in crate::files) type Tensor<'a> = (&'a str, &'a str, &'a [u64], Vec<u8>);
 
 /// A device that holds a model of these tensors.
-fn held(tensors: &[Tensor<'_>]) -> (Device, Model) {
+pub(in crate::files) fn held(tensors: &[Tensor<'_>]) -> (Device, Model) {
+    loaded(tensors, &Loading::default()).unwrap()
+}
+
+/// The same, loaded so.
+pub(in crate::files) fn loaded(
+    tensors: &[Tensor<'_>],
+    loading: &Loading,
+) -> Result<(Device, Model), FilesError> {
     let device = Device::new(DeviceConfig::new(64 << 20, 64 << 20)).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.safetensors");
     std::fs::copy(checkpoint(tensors).0.path(), &path).unwrap();
-    let plan = ModelPlan::open(&path, "m").unwrap();
-    let (model, _) = load(&device, &plan, &Loading::default(), |_| ControlFlow::Continue(())).unwrap();
-    (device, model)
+    let plan = ModelPlan::open(&path, "m")?;
+    let (model, _) = load(&device, &plan, loading, |_| ControlFlow::Continue(()))?;
+    Ok((device, model))
 }
 
-fn at(device: &Device, model: &Model, precision: &str) -> FileLayout {
+pub(in crate::files) fn at(device: &Device, model: &Model, precision: &str) -> FileLayout {
     let precision = Precision::parse(precision, &BTreeMap::new()).unwrap();
     FileLayout::at(device, model, &model.manifest.files[0], &precision, &Arc::default()).unwrap()
 }
 
-fn whole(device: &Device, layout: &FileLayout) -> Vec<u8> {
+pub(in crate::files) fn whole(device: &Device, layout: &FileLayout) -> Vec<u8> {
     let mut bytes = vec![0xa5; usize::try_from(layout.bytes()).unwrap()];
     layout.read(device, 0, &mut bytes).unwrap();
     bytes
 }
 
 /// The tensors of a file's bytes, as the `safetensors` crate reads them: dtype, shape, bytes.
-fn tensors(file: &[u8]) -> BTreeMap<String, (String, Vec<usize>, Vec<u8>)> {
+pub(in crate::files) fn tensors(file: &[u8]) -> BTreeMap<String, (String, Vec<usize>, Vec<u8>)> {
     let read = safetensors::SafeTensors::deserialize(file).unwrap();
     let of = |view: &safetensors::tensor::TensorView<'_>| {
         (view.dtype().to_string(), view.shape().to_vec(), view.data().to_vec())

@@ -10,7 +10,7 @@ fn tensor(name: &str, dtype: &str, shape: &[u64]) -> ModelTensor {
     };
     let length = shape.iter().product::<u64>() * bits / 8;
     let (name, dtype) = (name.to_owned(), dtype.to_owned());
-    ModelTensor { name, dtype, shape: shape.to_vec(), format: "opaque", offset: 0, length, strand: None }
+    ModelTensor { name, dtype, shape: shape.to_vec(), format: "opaque", offset: 0, length, rearranged: None }
 }
 
 fn of(tensors: &[(&str, &str, &[u64])]) -> Vec<ModelTensor> {
