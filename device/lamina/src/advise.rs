@@ -185,9 +185,8 @@ pub(crate) fn advise(args: &Advise) -> Result<()> {
     }
     meter.finish();
 
-    let uniform =
-        args.views.iter().zip(&views).filter(|(_, view)| f64::from(view.mask().count()) <= args.budget);
-    let uniform = uniform.max_by_key(|(_, view)| view.mask().count()).map(|(name, _)| name.clone());
+    let uniform = candidates.iter().find(|candidate| candidate.found == How::Uniform);
+    let uniform = uniform.and_then(|uniform| uniform.steps.first()).map(|step| name_of(step).to_owned());
     let bits = parts.iter().zip(chosen).map(|(part, step)| (part.weight, subject.weights(part), step.bits));
     let experts = Usage::of(&full, bits);
     let parts = parts.iter().zip(&ladders).zip(chosen).map(|((part, ladder), step)| Advised {
