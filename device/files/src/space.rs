@@ -2,8 +2,9 @@
 //!
 //! * What no file has of a slab holds nothing. What a file had is discarded before another gets it.
 //! * A slab is made when no other has room, as large as all of its class together, where the device
-//!   holds nothing; one that no file uses is removed. It has at most a quarter of what is left for
-//!   slabs, if what is wanted is not more: what it leaves free is of no use to other classes.
+//!   holds nothing; one that no file uses is removed. What it leaves free is of no use to other
+//!   classes. So the first of a class is a thousandth of all, and none has more than a quarter of
+//!   what is left, if what is wanted is not more.
 //! * Which parts are free is written nowhere: it is what no extent names. An extent may reach from
 //!   one slab into the next.
 //! * The *reserve* is a tensor of filler, random bytes. A full store takes no record, not even that
@@ -27,8 +28,10 @@ use super::extents::Piece;
 const NAMES: &str = "/.lamina/files/";
 const RESERVE: &str = "/.lamina/files/reserve";
 const RESERVE_BYTES: u64 = 64 << 10;
-/// Bytes of the first slab of a class, and of the largest.
-const SLABS: Range<u64> = 16 << 20..1 << 30;
+/// Bytes of the first slab of a class at least and at most.
+const FIRST: Range<u64> = 64 << 10..16 << 20;
+/// Bytes of the largest slab.
+const LARGEST: u64 = 1 << 30;
 
 /// A tensor that files share.
 struct Slab {
@@ -237,7 +240,8 @@ impl Space {
             .map(|slab| slab.range.end - slab.range.start)
             .sum();
         let most = self.limit.saturating_sub(self.taken);
-        let mut length = of_class.clamp(SLABS.start, SLABS.end).min(most / 4).max(wanted).min(most);
+        let first = (self.limit / 1024).clamp(FIRST.start, FIRST.end);
+        let mut length = of_class.clamp(first, LARGEST).min(most / 4).max(wanted).min(most);
         loop {
             length -= length % unit;
             if length == 0 {

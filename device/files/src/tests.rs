@@ -1031,6 +1031,40 @@ fn names_can_be_removed_however_often_others_are_told_of() {
 }
 
 #[test]
+fn many_classes_have_room_in_few_addresses() {
+    let files = files(&device(), true);
+    let set = |inode, name: &[u8], value: &str| {
+        files.set_attribute(Caller::default(), inode, name, value.as_bytes(), None).unwrap();
+    };
+    let formats = ["bf16", "fp16", "fp32", "fp8_e4m3fn", "fp8_e5m2", "fp6_e3m2", "int8", "int4"];
+    let mut held = Vec::new();
+    for (number, format) in formats.iter().enumerate() {
+        let inode = file(&files, format);
+        set(inode, b"user.lamina.format", format);
+        held.push((inode, bytes(number as u64, 300_000)));
+    }
+    for number in 1..=20_u64 {
+        let inode = file(&files, &format!("kv {number}"));
+        set(inode, b"user.lamina.format", "bf16");
+        set(inode, b"user.lamina.kv", &format!("{},32", 16 * number));
+        held.push((inode, bytes(number, 1 << 20)));
+    }
+    for (inode, content) in &held {
+        files.write(*inode, 0, content, false).unwrap();
+    }
+    // What is left goes to one file, but for what classes have begun and do not use.
+    let (large, zeros) = (file(&files, "large"), vec![0; 1 << 20]);
+    let mut at = 0;
+    while files.write(large, at, &zeros, false).is_ok_and(|count| count == zeros.len()) {
+        at += zeros.len() as u64;
+    }
+    assert!(at >= 16 << 20, "{at} of {:?}", files.extent());
+    for (inode, content) in &held {
+        assert!(contents(&files, *inode) == *content);
+    }
+}
+
+#[test]
 fn what_one_format_does_not_use_is_there_for_others() {
     let config = DeviceConfig { observe: false, ..DeviceConfig::new(1 << 30, 8 << 20) };
     let files = files(&Arc::new(Device::new(config).unwrap()), true);
