@@ -112,7 +112,7 @@ impl Pool {
                     Some("an entry in another's group")
                 }
                 (Some(State::Reserved), Some(entry))
-                    if self.is_nobody(entry.writer, entry.incarnation)? =>
+                    if self.member.is_nobody(entry.writer, entry.incarnation)? =>
                 {
                     Some("a reservation of nobody")
                 }
@@ -141,14 +141,6 @@ impl Pool {
             }
         }
         held.release()
-    }
-
-    /// Whether a node's incarnation is dead and recovered, or never was.
-    fn is_nobody(&self, node: u32, incarnation: u32) -> Result<bool, PoolError> {
-        if node >= self.member.layout.geometry.nodes {
-            return Ok(true);
-        }
-        Ok(incarnation <= self.member.fenced(node)? || incarnation > self.member.incarnation(node)?.0)
     }
 
     fn check_bytes(&self, repair: bool, found: &mut Found, report: &mut Report) -> Result<(), PoolError> {
@@ -285,7 +277,7 @@ impl Pool {
                     continue;
                 }
                 let owner = Owner::load(member, chunk)?;
-                if self.is_nobody(owner.node, owner.incarnation)? {
+                if self.member.is_nobody(owner.node, owner.incarnation)? {
                     found.say("a chunk of nobody", member.layout.chunk_at(chunk));
                     nobody.insert((owner.node, owner.incarnation));
                 } else if owner.run == 0 && inner == 0

@@ -64,7 +64,12 @@ impl Member {
         let mut wait = Wait::default();
         if self.lines.coherent() {
             local.held = wanted;
-            while self.lines.compare_exchange(self.layout.grant(lock), 0, wanted)? != Some(true) {
+            let grant = self.layout.grant(lock);
+            while self.lines.compare_exchange(grant, 0, wanted)? != Some(true) {
+                if wait.is_due() && self.take_over(grant, wanted)? {
+                    self.replay(lock)?;
+                    break;
+                }
                 local.held = 0;
                 self.waits.fetch_add(1, Ordering::Relaxed);
                 self.wait(&mut wait, "a lock")?;
@@ -79,6 +84,18 @@ impl Member {
             }
         }
         Ok(Held { member: self, lock, local: Some(local) })
+    }
+
+    /// Takes a lock that nobody holds who could give it back: its word was damaged. Whether it did.
+    fn take_over(&self, grant: u64, wanted: u64) -> Result<bool, PoolError> {
+        let granted = self.lines.fresh(grant)?;
+        let (holder, incarnation) = of_request(granted);
+        let is_own = (holder, incarnation) == (self.node, self.incarnation);
+        // Of this node's threads only one waits here, and none holds it.
+        if granted == 0 || !is_own && !self.is_nobody(holder, incarnation)? {
+            return Ok(false);
+        }
+        Ok(self.lines.compare_exchange(grant, granted, wanted)? == Some(true))
     }
 
     fn ask(&self, lock: u32, wanted: u64, wait: &mut Wait) -> Result<(), PoolError> {
@@ -256,5 +273,63 @@ impl Drop for Held<'_> {
             // If that fails the memory is gone, and with it the lock.
             let _ = self.give_back();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::{Geometry, Layout};
+    use crate::local;
+    use crate::mem::{CxlMem, Lines};
+    use crate::pool::Pool;
+
+    #[test]
+    fn a_lock_whose_word_names_nobody_is_taken_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pool");
+        local::create(&path, &Geometry::fitting(8 << 20)).unwrap();
+        let memory = local::memory(&path).unwrap();
+        let layout = Layout::open(&Lines::new(memory.clone())).unwrap();
+        let pool = Pool::open(&path).unwrap();
+        let (node, own) = (pool.member.node, pool.member.incarnation);
+        let words = [1, u64::MAX, request(node, own, 7), request(node, own + 1, 1), request(node, 0, 3)];
+        for (round, word) in words.into_iter().enumerate() {
+            for lock in 0..layout.locks {
+                memory.store(layout.grant(lock), &word.to_le_bytes()).unwrap();
+            }
+            let name = format!("object {round}");
+            pool.put(&name, &[7; 100]).unwrap();
+            assert_eq!(pool.get(&name).unwrap(), Some(vec![7; 100]));
+            let found = pool.check(true).unwrap();
+            assert_eq!((found.problems.len(), found.ready), (0, round as u64 + 1), "{word:#x}: {found:?}");
+        }
+        // What a living node holds stays its own.
+        let other = Pool::open(&path).unwrap();
+        let held = other.member.acquire(1).unwrap();
+        let granted = pool.member.lines.fresh(layout.grant(1)).unwrap();
+        assert!(!pool.member.take_over(layout.grant(1), request(node, own, 9)).unwrap());
+        assert_eq!(pool.member.lines.fresh(layout.grant(1)).unwrap(), granted);
+        held.release().unwrap();
+    }
+
+    #[test]
+    fn only_who_died_is_counted_as_recovered() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pool");
+        local::create(&path, &Geometry::fitting(8 << 20)).unwrap();
+        let recoveries = |pool: &Pool| {
+            pool.serve().unwrap();
+            pool.stats().unwrap().recoveries
+        };
+        for number in 0..3 {
+            let pool = Pool::open(&path).unwrap();
+            pool.put(&format!("object {number}"), &[1; 100]).unwrap();
+            assert_eq!(recoveries(&pool), 0);
+            pool.leave().unwrap();
+        }
+        drop(Pool::open(&path).unwrap());
+        let pool = Pool::open(&path).unwrap();
+        assert_eq!(recoveries(&pool), 1);
     }
 }

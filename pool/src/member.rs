@@ -47,13 +47,25 @@ pub(crate) struct Member {
     watch: Mutex<Watch>,
     /// For each node the last incarnation whose locks were given up: the manager's.
     void: Vec<AtomicU32>,
-    dead: Mutex<Vec<(u32, u32)>>,
+    dead: Mutex<Vec<Dead>>,
+    /// Whether this node's last life ended without a word.
+    has_died: bool,
     is_fenced: AtomicBool,
     pub(crate) local: Vec<Mutex<Local>>,
     pub(crate) doorbell: Mutex<()>,
     pub(crate) granting: Mutex<()>,
     /// Times that a lock was not to be had at once.
     pub(crate) waits: AtomicU64,
+}
+
+/// A node that is to be recovered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dead {
+    pub(crate) node: u32,
+    /// Up to this incarnation.
+    pub(crate) last: u32,
+    /// Whether it died, as far as is known. Of one that left its chunks are taken over.
+    pub(crate) has_died: bool,
 }
 
 #[derive(Default)]
@@ -119,7 +131,7 @@ impl Member {
             return Err(PoolError::Node { node, why: format!("the pool has {nodes}") });
         }
         let at = layout.node(node);
-        let (_, last) = of_word(lines.fresh(at)?);
+        let (state, last) = of_word(lines.fresh(at)?);
         let incarnation = last + 1;
         if last >= MOST_INCARNATIONS - 1 {
             return Err(PoolError::Node {
@@ -146,6 +158,7 @@ impl Member {
             watch: Mutex::new(Watch { seen: vec![seen; nodes as usize], next: 0 }),
             void: (0..nodes).map(|_| AtomicU32::new(0)).collect(),
             dead: Mutex::default(),
+            has_died: state == JOINED,
             is_fenced: AtomicBool::new(false),
             local: (0..layout.locks).map(|_| Mutex::default()).collect(),
             doorbell: Mutex::new(()),
@@ -326,33 +339,36 @@ impl Member {
     /// Gives up the locks of a node that is dead or has left, and has the rest recovered.
     fn bury(&self, watch: &mut Watch, node: u32) -> Result<(), PoolError> {
         let void = self.void(node);
-        let last = match self.look(watch, node)?.0 {
-            Life::Absent => 0,
-            Life::Left(incarnation) => incarnation,
-            Life::Silent(incarnation) if incarnation <= void => void,
-            Life::Silent(incarnation) if self.host.revoke(node, incarnation) => incarnation,
-            // Whoever was it before is gone: its number was to be had.
-            Life::Alive(incarnation) | Life::Silent(incarnation) => incarnation.saturating_sub(1),
+        let (last, has_died) = match self.look(watch, node)?.0 {
+            Life::Absent => (0, false),
+            Life::Left(incarnation) => (incarnation, false),
+            Life::Silent(incarnation) if incarnation <= void => (void, true),
+            Life::Silent(incarnation) if self.host.revoke(node, incarnation) => (incarnation, true),
+            // Whoever was it before is gone: its number was to be had. How it ended only who is it
+            // now has seen.
+            Life::Alive(incarnation) | Life::Silent(incarnation) => {
+                (incarnation.saturating_sub(1), node == self.node && self.has_died)
+            }
         };
         if last > void {
             self.give_up(node, last)?;
             if let Some(void) = self.void.get(node as usize) {
                 void.store(last, Ordering::Release);
             }
-            locked(&self.dead).push((node, last));
+            locked(&self.dead).push(Dead { node, last, has_died });
         }
         Ok(())
     }
 
     /// Nodes that are to be recovered, up to which incarnation. The manager's.
-    pub(crate) fn dead(&self) -> Option<(u32, u32)> {
+    pub(crate) fn dead(&self) -> Option<Dead> {
         locked(&self.dead).first().copied()
     }
 
     /// Says that a node is recovered.
     pub(crate) fn recovered(&self, node: u32, incarnation: u32) -> Result<(), PoolError> {
         self.lines.post(self.layout.fenced(node), u64::from(incarnation))?;
-        locked(&self.dead).retain(|dead| *dead != (node, incarnation));
+        locked(&self.dead).retain(|dead| (dead.node, dead.last) != (node, incarnation));
         Ok(())
     }
 
@@ -365,6 +381,14 @@ impl Member {
     pub(crate) fn incarnation(&self, node: u32) -> Result<(u32, bool), PoolError> {
         let (state, incarnation) = of_word(self.lines.fresh(self.layout.node(node))?);
         Ok((incarnation, state == JOINED))
+    }
+
+    /// Whether a node's incarnation is dead and recovered, or never was.
+    pub(crate) fn is_nobody(&self, node: u32, incarnation: u32) -> Result<bool, PoolError> {
+        if node >= self.layout.geometry.nodes {
+            return Ok(true);
+        }
+        Ok(incarnation <= self.fenced(node)? || incarnation > self.incarnation(node)?.0)
     }
 
     /// Whether all that came before this incarnation of this node is recovered.

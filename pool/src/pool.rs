@@ -14,7 +14,7 @@ use crate::host::Host;
 use crate::key::Key;
 use crate::layout::{Geometry, Layout, SLOTS, Slot};
 use crate::mem::{CxlMem, LINE, Lines};
-use crate::member::{Member, Wait, locked, try_locked};
+use crate::member::{Dead, Member, Wait, locked, try_locked};
 use crate::recovery::recover;
 use crate::table::{Entry, Pin, Pins, State, Tag, drain, evict, find, sweep, tags};
 
@@ -174,9 +174,9 @@ impl Pool {
         self.member.turn()?;
         self.member.grant()?;
         if let Some(_one) = try_locked(&self.recovering) {
-            while let Some((node, last)) = self.member.dead() {
+            while let Some(Dead { node, last, has_died }) = self.member.dead() {
                 recover(&self.member, &self.heap, node, last)?;
-                Counts::add(&self.counts.recoveries, 1);
+                Counts::add(&self.counts.recoveries, u64::from(has_died));
             }
         }
         drain(&self.member, &self.heap)?;
