@@ -51,6 +51,9 @@ pub(crate) struct Replayed {
     /// The link: gen5x8, gen5x16, gen6x8 or gen6x16.
     #[arg(long, default_value = "gen5x16", value_name = "NAME")]
     pub(crate) link: String,
+    /// Nanoseconds that the link adds to a load [default: 70, of Pond, ASPLOS 2023, section 2].
+    #[arg(long, value_name = "NS")]
+    pub(crate) link_latency: Option<f64>,
     /// Entries of the index cache.
     #[arg(long, default_value_t = 32_768, value_name = "ENTRIES")]
     pub(crate) index_entries: u32,
@@ -166,7 +169,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-      lamina trace convert work.trace work.dramsim3 --to dramsim3 --design trace
+      lamina trace convert work.trace work.dramsim3 --to dramsim3 --design trace --pace recorded
       lamina trace convert theirs.txt theirs.trace --from ramulator2 --device 64G && lamina compare theirs.trace")]
 pub(crate) struct Convert {
     /// What is read.
@@ -190,6 +193,9 @@ pub(crate) struct Convert {
     /// Bits of an element of an imported trace.
     #[arg(long, default_value_t = 16)]
     pub(crate) bits: u32,
+    /// How an exported trace is replayed: the module is where its lines lie.
+    #[command(flatten)]
+    pub(crate) replayed: Box<Replayed>,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,

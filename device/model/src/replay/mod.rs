@@ -272,6 +272,10 @@ pub struct Outcome {
     pub assumed: u64,
     /// Cycles from load to use of each block, DRAM idle, by the paper's stages.
     pub service_cycles: Summary,
+    /// The same in nanoseconds as the host sees it, on average: with the link's latency.
+    pub load_ns: Option<f64>,
+    /// 99 of 100 are at most this.
+    pub load_p99_ns: Option<f64>,
     /// By view.
     pub link: Vec<ViewTraffic>,
     /// What DRAM did; null without timing.
@@ -318,7 +322,8 @@ pub fn compare<R: Read>(
     })
 }
 
-/// Gives the lines that a design moves in its DRAM, for simulators of others.
+/// Gives the lines that a design moves in its DRAM, for simulators of others: in their order, each at
+/// the number of its request, or with [`Pace::Recorded`] at the cycle that the request was recorded in.
 ///
 /// # Errors
 /// The trace or an option is of no use, or `take` fails.
@@ -329,8 +334,7 @@ pub fn lines<R: Read>(
     mut take: impl FnMut(&LineAccess) -> Result<(), ModelError>,
 ) -> Result<(), ModelError> {
     options.check(reader.header())?;
-    let mut run = Run::new(subject, &Options { dram: None, ..options.clone() })?;
-    run.export();
+    let mut run = Run::exporting(subject, options)?;
     each(reader, |views, blocks, request| {
         run.request(request, &views[request.view as usize], |number| blocks.get(number));
         run.exported().try_for_each(|access| take(&access))

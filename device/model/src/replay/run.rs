@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::{DramReport, Options, Outcome, Pace, Placement, Subject, ViewTraffic, WordCodec, layout};
-use crate::controller::{Design, IndexCache, Stored};
+use crate::controller::{Design, GHZ, IndexCache, Stored};
 use crate::dram::{Access, Done, Dram, Energy};
 use crate::link::{Direction, Requests};
 use crate::number::float;
@@ -109,9 +109,12 @@ impl Run {
         })
     }
 
-    /// Keeps the lines that are moved, for [`Run::exported`].
-    pub fn export(&mut self) {
-        self.exported = Some(Vec::new());
+    /// The same, which times no line and keeps all that are moved for [`Run::exported`].
+    ///
+    /// # Errors
+    /// As [`Run::new`].
+    pub fn exporting(subject: Subject, options: &Options) -> Result<Self, ModelError> {
+        Ok(Self { dram: None, exported: Some(Vec::new()), ..Self::new(subject, options)? })
     }
 
     /// The lines that were moved since the last call.
@@ -130,14 +133,13 @@ impl Run {
             self.sums.asked += request.length;
             self.count_link(request, view);
         }
-        if let Some(profile) = &self.options.dram {
-            self.now = match self.options.pace {
-                Pace::Full => 0,
-                Pace::Recorded => profile.cycles(request.time_ns),
-            };
+        self.now = match (&self.options.dram, self.options.pace) {
+            (Some(profile), Pace::Recorded) => profile.cycles(request.time_ns),
+            _ if self.dram.is_some() => 0,
+            _ => self.sums.requests,
+        };
+        if self.dram.is_some() {
             self.open.push_back(Open { left: 0, begin: None, end: 0, complete: false });
-        } else {
-            self.now = self.sums.requests;
         }
         if self.subject.design == Design::Plain {
             if asked {
@@ -453,6 +455,8 @@ impl Run {
             used(&mut traffic.down);
             ViewTraffic { view: view.name.clone(), traffic }
         });
+        let service = self.service.summary();
+        let load = |cycles: f64| cycles / GHZ + self.options.link.latency_ns;
         Ok(Outcome {
             subject: self.subject,
             requests: sums.requests,
@@ -466,7 +470,9 @@ impl Run {
             buffered: sums.buffered,
             zeros: sums.zeros,
             assumed: sums.assumed,
-            service_cycles: self.service.summary(),
+            load_ns: service.mean.map(load),
+            load_p99_ns: service.mean.map(|_| load(float(service.p99))),
+            service_cycles: service,
             link: link.collect(),
             dram,
         })

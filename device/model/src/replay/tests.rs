@@ -136,6 +136,17 @@ fn one_line_random_reads_are_worse_under_trace() {
     assert_eq!(plain.service_cycles.max, 71);
 }
 
+/// By hand: 71 cycles at 2 GHz, and the link's 70 ns, or what is given for them.
+#[test]
+fn a_load_takes_the_controllers_cycles_and_the_link() {
+    let trace = trace(&[], &[(0, 64, 0, false), (4096, 64, 0, true)]);
+    let plain = |options: &Options| replayed(&trace, options).remove(0);
+    let usually = plain(&usual());
+    assert_eq!((usually.load_ns, usually.load_p99_ns), (Some(105.5), Some(105.5)));
+    let link = usual().link.with_latency(0.0);
+    assert_eq!(plain(&Options { link, ..usual() }).load_ns, Some(35.5));
+}
+
 /// Reading on and on: planes save bytes, a view more, and energy with them. In a bundle a view saves
 /// bursts and hardly an activation; rows of their own stay asleep.
 #[test]
