@@ -25,6 +25,7 @@ mod load;
 mod manifest;
 mod map;
 mod plan;
+mod planes;
 mod precision;
 mod woven;
 
@@ -37,4 +38,5 @@ pub use self::load::{Loading, held, load, may_go, remove};
 pub use self::manifest::{FileEntry, Manifest, Model};
 pub use self::map::{MapRule, PrecisionMap};
 pub use self::plan::{MAX_FILES, ModelPlan, name_of};
+pub use self::planes::Planes;
 pub use self::precision::Precision;
