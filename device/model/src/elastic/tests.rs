@@ -145,7 +145,7 @@ fn scores_become_the_bits_of_their_thresholds() {
 /// A sample of chunks that are large and many has their bits, and costs what all of them cost.
 #[test]
 fn a_sample_of_large_chunks_is_as_all_of_them() {
-    let chunk = |number: u64| Chunk { weights: 3_700_000, bits: [16, 8, 4, 0][number as usize % 4] };
+    let chunk = |number: usize| Chunk { weights: 3_700_000, bits: [16, 8, 4, 0][number % 4] };
     let few: Vec<_> = (0..8).map(chunk).collect();
     let many: Vec<_> = (0..8000).map(chunk).collect();
     let whole = fetch(&profile(), &Work { base: 16, chunks: few.clone() }).unwrap();
