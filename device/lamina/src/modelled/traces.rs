@@ -18,6 +18,7 @@ use lamina_model::trace::text::Form;
 use lamina_model::trace::{BlockKind, Header, Item, Reader, Request, Seen, View, Writer};
 use serde_json::json;
 
+use super::watched::Watched;
 use crate::args::{Compare, Convert, Other, Paced, Replacement, Replayed, Trace};
 use crate::client::new_table;
 use crate::out;
@@ -56,8 +57,7 @@ pub(crate) fn trace(command: &Trace) -> Result<()> {
             }
         }
         Trace::Convert(args) => {
-            let input = File::open(&args.from_file)
-                .with_context(|| format!("cannot open {}", args.from_file.display()))?;
+            let input = Watched::open(&args.from_file)?;
             let made = OpenOptions::new().write(true).create_new(true).open(&args.to_file);
             let output = made.with_context(|| format!("cannot make {}", args.to_file.display()))?;
             let done = convert(args, BufReader::new(input), BufWriter::new(output));
@@ -77,8 +77,8 @@ pub(crate) fn trace(command: &Trace) -> Result<()> {
     Ok(out::text(&text)?)
 }
 
-fn open(path: &Path) -> Result<Reader<BufReader<File>>> {
-    let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+fn open(path: &Path) -> Result<Reader<BufReader<Watched>>> {
+    let file = Watched::open(path)?;
     Reader::new(BufReader::with_capacity(1 << 20, file)).with_context(|| format!("{}", path.display()))
 }
 
@@ -386,7 +386,7 @@ fn show(out: &mut impl Write, path: &Path, shown: u64, json: bool) -> Result<()>
 }
 
 /// Converts, and gives how many lines were.
-fn convert(args: &Convert, input: BufReader<File>, mut output: BufWriter<File>) -> Result<u64> {
+fn convert(args: &Convert, input: BufReader<Watched>, mut output: BufWriter<File>) -> Result<u64> {
     let form = |other| match other {
         Other::Dramsim3 => Form::Dramsim3,
         Other::Ramulator2 => Form::Ramulator2,
