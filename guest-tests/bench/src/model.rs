@@ -223,8 +223,8 @@ fn ended(child: Child) -> Result<u64> {
     said["lost"].as_u64().context("a recording says what it lost")
 }
 
-/// A trace of reads of a line each. If `said`, it begins with how each block of the device is stored:
-/// a head, a stream of eight planes and seven planes as they are.
+/// A trace of reads of a line each. If `said`, it begins with how each block of the device is
+/// stored: a head, a stream of eight planes and seven planes as they are.
 fn lines(random: bool, said: bool) -> Result<Vec<u8>> {
     let mut writer = Writer::new(Vec::new(), Header { seen: Seen::Lines, device_bytes: DEVICE_BYTES })?;
     writer.view(&View::full(16))?;

@@ -322,8 +322,8 @@ pub fn compare<R: Read>(
     })
 }
 
-/// Gives the lines that a design moves in its DRAM, for simulators of others: in their order, each at
-/// the number of its request, or with [`Pace::Recorded`] at the cycle that the request was recorded in.
+/// Gives the lines that a design moves in its DRAM, for simulators of others: in their order, each
+/// at the number of its request, or with [`Pace::Recorded`] at the cycle that it was recorded in.
 ///
 /// # Errors
 /// The trace or an option is of no use, or `take` fails.

@@ -1,5 +1,5 @@
-//! Ratios that were measured: from `lamina analyze --json`, from `/stats`, by a decode run, or written
-//! down.
+//! Ratios that were measured: from `lamina analyze --json`, from `/stats`, by a decode run, or
+//! written down.
 
 use serde_json::Value;
 

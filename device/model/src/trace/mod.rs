@@ -120,8 +120,8 @@ pub struct Block {
     pub stream: u16,
     /// How many: the second plane and those that follow it.
     pub joint: u8,
-    /// Stored bytes of each plane, most significant first; 0 of those in the stream. Blocks with the
-    /// same may share them.
+    /// Stored bytes of each plane, most significant first; 0 of those in the stream. Blocks with
+    /// the same may share them.
     pub planes: Arc<[u16]>,
     /// Bytes that it takes as words by lz4; 0 if nobody knows.
     pub lz4: u16,
@@ -191,7 +191,7 @@ pub struct Served {
 const PAGE: usize = 8;
 
 /// Blocks by their numbers, in pages: a replay at random looks up millions a second, and what it
-/// waits for is memory. The table of pages stays in a processor's cache where one of blocks does not.
+/// waits for is memory. The table of pages stays in a processor's cache, one of blocks does not.
 #[derive(Default)]
 pub struct Blocks(HashMap<u64, Box<[Option<Block>; PAGE]>, BuildHasherDefault<NumberHasher>>);
 

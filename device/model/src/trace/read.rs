@@ -272,8 +272,8 @@ impl<R: Read> Reader<R> {
             let length = stored(self, "bytes of a plane")?;
             self.lengths.push(length);
         }
-        // Of blocks with a stream, most have the same planes beside it: one copy of these stays in a
-        // processor's cache, where a replay looks for them at each request.
+        // Of blocks with a stream, most have the same planes beside it: one copy of these stays in
+        // a processor's cache, where a replay looks for them at each request.
         if self.lengths != *self.planes {
             self.planes = self.lengths.as_slice().into();
         }
