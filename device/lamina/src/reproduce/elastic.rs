@@ -223,7 +223,7 @@ pub(super) fn fig_21(found: &Found) -> Section {
         .note("Picojoules differ because currents do: the paper names neither its die nor its currents.")
 }
 
-/// CXL-NDP's Fig. 3, which TRACE's Fig. 4 repeats, and what its thresholds come to without a router.
+/// CXL-NDP's Fig. 3, TRACE's Fig. 4, and what its thresholds come to without a router.
 ///
 /// # Errors
 /// The module is of no use.

@@ -1,6 +1,6 @@
 //! Which lines of a block are moved for the planes that are wanted.
 //!
-//! Lines are given in runs. A replay that only counts takes their lengths, one with DRAM their lines.
+//! They are given in runs. A replay that only counts takes a run's length, one with DRAM its lines.
 
 use std::ops::Range;
 
