@@ -10,6 +10,7 @@ mod record;
 mod recorder;
 mod system;
 mod traces;
+mod watched;
 
 pub(crate) use self::elastic::elastic;
 pub(crate) use self::lines::{LineRecorder, Wanted as LinesWanted};

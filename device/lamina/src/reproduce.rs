@@ -108,6 +108,7 @@ fn book(found: &Found, begun: Instant) -> Result<Book> {
         controller::fig_22(found),
         controller::fig_23(found),
         server::ndp_fig_1(found),
+        elastic::ndp_fig_3(found)?,
         decoded::ndp_fig_4(found),
         server::ndp_fig_10(found),
         controller::ndp_fig_11(found)?,

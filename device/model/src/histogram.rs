@@ -55,13 +55,21 @@ fn least(bucket: usize) -> u64 {
 impl Histogram {
     /// Counts a time.
     pub fn add(&mut self, time: u64) {
+        self.add_each(time, 1);
+    }
+
+    /// Counts a time so often.
+    pub fn add_each(&mut self, time: u64, times: u64) {
+        if times == 0 {
+            return;
+        }
         let bucket = bucket(time);
         if bucket >= self.counts.len() {
             self.counts.resize(bucket + 1, 0);
         }
-        self.counts[bucket] += 1;
-        self.seen += 1;
-        self.sum = self.sum.saturating_add(time);
+        self.counts[bucket] += times;
+        self.seen += times;
+        self.sum = self.sum.saturating_add(time.saturating_mul(times));
         self.most = self.most.max(time);
     }
 

@@ -68,6 +68,9 @@ pub struct Link {
     pub source: &'static str,
 }
 
+/// Where a rate comes from, with a latency that is not ours.
+const GIVEN: &str = "PCIe 5.0 and 6.0; latency: given";
+
 /// What a link adds to a load: Pond (ASPLOS 2023, section 2) has 70 ns for a device that is
 /// attached directly, ports and controller without DRAM.
 pub const LATENCY_NS: f64 = 70.0;
@@ -89,6 +92,12 @@ impl Link {
         let lanes = if name.ends_with("x16") { 16.0 } else { 8.0 };
         let source = "PCIe 5.0 and 6.0; latency: Pond, ASPLOS 2023, section 2";
         Ok(Self { name: name.to_owned(), flit, rate: a_lane * lanes, latency_ns: LATENCY_NS, source })
+    }
+
+    /// The same with another latency.
+    #[must_use]
+    pub fn with_latency(self, latency_ns: f64) -> Self {
+        Self { latency_ns, source: GIVEN, ..self }
     }
 
     /// Refuses what is of no use.
@@ -269,7 +278,9 @@ mod tests {
         for wrong in ["gen4x16", "gen5x4", "gen5", "x16"] {
             assert!(Link::named(wrong).unwrap_err().to_string().contains("link"), "{wrong}");
         }
-        let link = Link { latency_ns: -1.0, ..Link::named("gen5x8").unwrap() };
-        assert!(link.check().unwrap_err().to_string().contains("link-latency"));
+        for absurd in [-1.0, f64::NAN, 1e9] {
+            let link = Link::named("gen5x8").unwrap().with_latency(absurd);
+            assert!(link.check().unwrap_err().to_string().contains("link-latency"));
+        }
     }
 }

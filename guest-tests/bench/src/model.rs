@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use comfy_table::Table;
 use lamina_model::{
     replay::{Options, Subject, compare},
-    trace::{Header, Reader, Request, Seen, View, Writer},
+    trace::{BLOCK_BYTES, Block, Header, Reader, Request, Seen, View, Writer},
 };
 use lamina_run::{
     daemon::{Daemon, Serve},
@@ -116,8 +116,12 @@ impl ModelBench {
             "requests, and DRAM",
             "bursts, and DRAM",
         ]);
-        for (name, random) in [("lines in order", false), ("lines at random", true)] {
-            let trace = lines(random)?;
+        for (name, random, said) in [
+            ("lines in order", false, false),
+            ("lines at random", true, false),
+            ("lines at random of blocks that the trace describes", true, true),
+        ] {
+            let trace = lines(random, said)?;
             for design in ["plain", "trace"] {
                 let [(bytes, _), (timed, bursts)] =
                     [self.replay(&trace, design, false)?, self.replay(&trace, design, true)?];
@@ -219,10 +223,26 @@ fn ended(child: Child) -> Result<u64> {
     said["lost"].as_u64().context("a recording says what it lost")
 }
 
-/// A trace of reads of a line each.
-fn lines(random: bool) -> Result<Vec<u8>> {
+/// A trace of reads of a line each. If `said`, it begins with how each block of the device is
+/// stored: a head, a stream of eight planes and seven planes as they are.
+fn lines(random: bool, said: bool) -> Result<Vec<u8>> {
     let mut writer = Writer::new(Vec::new(), Header { seen: Seen::Lines, device_bytes: DEVICE_BYTES })?;
     writer.view(&View::full(16))?;
+    if said {
+        let mut planes = vec![256; 16];
+        planes[..9].fill(0);
+        for number in 0..DEVICE_BYTES / BLOCK_BYTES {
+            let block = Block {
+                segment: Some(50 * number),
+                head: 320,
+                stream: u16::try_from(720 + number % 320)?,
+                joint: 8,
+                planes: planes.as_slice().into(),
+                ..Block::default()
+            };
+            writer.block(number, &block)?;
+        }
+    }
     let mut state = 1_u64;
     for number in 0..REQUESTS {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

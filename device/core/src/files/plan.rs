@@ -403,7 +403,7 @@ pub(super) fn is_bad(name: &str) -> bool {
     size || name == "." || name == ".." || name.chars().any(|c| c == '/' || c.is_control())
 }
 
-fn is_checkpoint(path: &str) -> bool {
+pub(super) fn is_checkpoint(path: &str) -> bool {
     path.rsplit_once('.').is_some_and(|(_, extension)| CHECKPOINTS.contains(&extension))
 }
 

@@ -13,7 +13,7 @@ qwen3-32b, smollm2-135m), a config.json, or a TOML file with name, layers, kv_el
 like active_parameters, kv_bits, weight_bits.
 
 Ratios: `printed` are those that reproduce the paper's figures, `paper` those that it measured; a file is what `lamina analyze --json`
-or /stats gave, or {\"trace\": {\"kv\": 1.5, \"weights\": 1.3}}.
+or /stats gave, the report.json of `./x run --workload decode`, or {\"trace\": {\"kv\": 1.5, \"weights\": 1.3}}.
 
 Examples:
   The paper's Figs. 12 to 14 beside the model's numbers:

@@ -51,6 +51,9 @@ pub(crate) struct Replayed {
     /// The link: gen5x8, gen5x16, gen6x8 or gen6x16.
     #[arg(long, default_value = "gen5x16", value_name = "NAME")]
     pub(crate) link: String,
+    /// Nanoseconds that the link adds to a load [default: 70, of Pond, ASPLOS 2023, section 2].
+    #[arg(long, value_name = "NS")]
+    pub(crate) link_latency: Option<f64>,
     /// Entries of the index cache.
     #[arg(long, default_value_t = 32_768, value_name = "ENTRIES")]
     pub(crate) index_entries: u32,
@@ -166,7 +169,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-      lamina trace convert work.trace work.dramsim3 --to dramsim3 --design trace
+      lamina trace convert work.trace work.dramsim3 --to dramsim3 --design trace --pace recorded
       lamina trace convert theirs.txt theirs.trace --from ramulator2 --device 64G && lamina compare theirs.trace")]
 pub(crate) struct Convert {
     /// What is read.
@@ -190,6 +193,9 @@ pub(crate) struct Convert {
     /// Bits of an element of an imported trace.
     #[arg(long, default_value_t = 16)]
     pub(crate) bits: u32,
+    /// How an exported trace is replayed: the module is where its lines lie.
+    #[command(flatten)]
+    pub(crate) replayed: Box<Replayed>,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -213,7 +219,11 @@ Examples:
   Experts of a bf16 model, half of them at 8 bits, a quarter not used:
       lamina elastic --mix 16:0.25,8:0.5,0:0.25 --weights 46.7e9
   A map, a line a head or neuron: its weights and its bits:
-      lamina elastic --map heads.txt")]
+      lamina elastic --map heads.txt
+  A map as `lamina mount --map` reads it, on the weights it is for:
+      lamina elastic --map small.toml --model model.safetensors
+  A line an expert: its weights and a router's score, with MoDE's thresholds as CXL-NDP (section II-C) has them:
+      lamina elastic --scores experts.txt")]
 pub(crate) struct Elastic {
     /// Bits and the part of all chunks that has them; of 0 bits nothing is fetched.
     #[arg(long, default_value = "16:0.5,8:0.5", value_name = "BITS:PART,…")]
@@ -221,6 +231,20 @@ pub(crate) struct Elastic {
     /// Chunks and their bits, instead of a mix.
     #[arg(long, value_name = "FILE", conflicts_with = "mix")]
     pub(crate) map: Option<PathBuf>,
+    /// A checkpoint or a folder of some, for whose tensors the map is; only their sizes are read.
+    #[arg(long, value_name = "MODEL", requires = "map")]
+    pub(crate) model: Option<PathBuf>,
+    /// Chunks and a score of each from 0 to 1, instead of a mix.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["mix", "map"])]
+    pub(crate) scores: Option<PathBuf>,
+    /// Above which score a chunk has how many bits; at or below the last it is skipped.
+    #[arg(
+        long,
+        default_value = "0.8:16,0.6:12,0.4:8,0.2:4",
+        value_name = "SCORE:BITS,…",
+        requires = "scores"
+    )]
+    pub(crate) thresholds: String,
     /// Bits of a weight as it is stored.
     #[arg(long, default_value_t = 16, value_name = "BITS")]
     pub(crate) base: u32,

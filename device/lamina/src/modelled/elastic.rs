@@ -1,10 +1,13 @@
 //! `lamina elastic`: planes against words, for precisions by chunk.
 
+use std::fs;
 use std::io::Write;
+use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use lamina_device::files::{ModelPlan, PrecisionMap, name_of};
 use lamina_model::dram::Profile;
-use lamina_model::elastic::{self, Beside, Fetched, Mix, Work};
+use lamina_model::elastic::{self, Beside, Chunk, Fetched, Mix, Thresholds, Work};
 use serde_json::json;
 
 use crate::args::Elastic;
@@ -25,13 +28,9 @@ pub(crate) fn elastic(args: &Elastic) -> Result<()> {
         }
         return Ok(out::text(&text)?);
     }
-    let work = if let Some(map) = &args.map {
-        let map_text =
-            std::fs::read_to_string(map).with_context(|| format!("cannot read {}", map.display()))?;
-        let chunks = elastic::parse_map(&map_text).with_context(|| map.display().to_string())?;
-        Work { base: args.base, chunks }
-    } else {
-        Work::sample(args.base, &Mix::parse(&args.mix)?, args.chunk, args.sample)?
+    let work = match chunks(args)? {
+        Some(chunks) => Work::of(args.base, &chunks)?,
+        None => Work::sample(args.base, &Mix::parse(&args.mix)?, args.chunk, args.sample)?,
     };
     let fetched = elastic::fetch(&profile, &work)?;
     if args.json {
@@ -42,6 +41,36 @@ pub(crate) fn elastic(args: &Elastic) -> Result<()> {
         print(&mut text, &profile, &fetched, args.weights)?;
     }
     Ok(out::text(&text)?)
+}
+
+/// The chunks that a file says; none if there is none.
+fn chunks(args: &Elastic) -> Result<Option<Vec<Chunk>>> {
+    let Some(path) = args.map.as_ref().or(args.scores.as_ref()) else { return Ok(None) };
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let chunks = match &args.model {
+        Some(model) => of_model(model, path, &text, args.base)?,
+        None if args.scores.is_some() => {
+            let thresholds = Thresholds::parse(&args.thresholds)?;
+            elastic::parse_scores(&text, &thresholds).with_context(|| path.display().to_string())?
+        }
+        None => elastic::parse_map(&text).with_context(|| path.display().to_string())?,
+    };
+    Ok(Some(chunks))
+}
+
+/// The chunks of a model's tensors of `base` bits by a map of precisions.
+fn of_model(model: &Path, path: &Path, text: &str, base: u32) -> Result<Vec<Chunk>> {
+    let map: PrecisionMap =
+        toml::from_str(text).with_context(|| format!("{} is no map of precisions", path.display()))?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let planes = ModelPlan::open(model, &name_of(model))?.planes(&name, &map)?;
+    let wanted = planes.iter().filter(|planes| planes.format.bits() == base);
+    let chunks: Vec<_> =
+        wanted.map(|planes| Chunk { weights: planes.elements, bits: planes.fetched }).collect();
+    if chunks.is_empty() {
+        bail!("{} has no weights of {base} bits: --base says which are modelled", model.display());
+    }
+    Ok(chunks)
 }
 
 fn print(out: &mut impl Write, profile: &Profile, fetched: &Fetched, weights: Option<f64>) -> Result<()> {
@@ -126,10 +155,48 @@ mod tests {
         std::fs::write(&map, "4096 8\n4096 4\n").unwrap();
         let map = map.display().to_string();
         run(&["--map", &map, "--json"]).unwrap();
+        // Heads as large as a model's are.
+        let heads = folder.path().join("large.txt");
+        std::fs::write(&heads, "3700000 8\n3700000 4\n".repeat(600)).unwrap();
+        run(&["--map", &heads.display().to_string()]).unwrap();
+        let scores = folder.path().join("experts.txt");
+        std::fs::write(&scores, "65536 0.9\n65536 0.5\n65536 0.1\n").unwrap();
+        let scores = scores.display().to_string();
+        run(&["--scores", &scores]).unwrap();
+        run(&["--scores", &scores, "--thresholds", "0.3:8", "--base", "8"]).unwrap();
         let refused = |words: &[&str]| format!("{:#}", run(words).unwrap_err());
+        assert!(refused(&["--scores", &scores, "--thresholds", "0.3"]).contains("thresholds is 0.3"));
+        assert!(refused(&["--scores", &scores, "--base", "8"]).contains("bits of a chunk is 16"));
+        assert!(refused(&["--scores", &map]).contains("score of line 1 is 8"));
         assert!(refused(&["--mix", "16"]).contains("mix is 16"));
         assert!(refused(&["--map", &map, "--base", "5"]).contains("base is 5"));
         assert!(refused(&["--map", "/nonexistent"]).contains("/nonexistent"));
         assert!(refused(&["--dram", "ddr9"]).contains("dram is ddr9"));
+    }
+    /// By hand: of the bundled model's embedding half the rows at 12 planes, all else full.
+    #[test]
+    fn a_map_of_files_is_modelled_on_the_weights_it_is_for() {
+        let model =
+            concat!(env!("CARGO_MANIFEST_DIR"), "/../../guest-tests/models/stories260K-bf16.safetensors");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("small.toml");
+        let text = "[[tensor]]\nname = \"tok_embeddings.weight\"\nrows = \"0..256\"\nview = \"e8m3\"\n";
+        std::fs::write(&path, text).unwrap();
+        let chunks = of_model(Path::new(model), &path, text, 16).unwrap();
+        assert_eq!(
+            chunks.iter().filter(|chunk| chunk.bits == 12).map(|chunk| chunk.weights).sum::<u64>(),
+            256 * 64
+        );
+        let all: u64 = chunks.iter().map(|chunk| chunk.weights).sum();
+        assert!((250_000..300_000).contains(&all), "{all}");
+        let map = path.display().to_string();
+        run(&["--map", &map, "--model", model]).unwrap();
+        let refused = |words: &[&str]| format!("{:#}", run(words).unwrap_err());
+        assert!(refused(&["--map", &map, "--model", model, "--base", "8"]).contains("no weights of 8 bits"));
+        assert!(refused(&["--map", &map, "--model", "/nonexistent"]).contains("/nonexistent"));
+        std::fs::write(&path, text.replace("tok", "no")).unwrap();
+        assert!(refused(&["--map", &map, "--model", model]).contains("matches none"));
+        std::fs::write(&path, "1 2").unwrap();
+        assert!(refused(&["--map", &map, "--model", model]).contains("no map of precisions"));
     }
 }

@@ -20,7 +20,7 @@ use lamina_model::ModelError;
 use lamina_model::controller::GHZ;
 use lamina_model::dram::Profile;
 use lamina_model::replay::{Options, Outcome, Pace, Run, Subject};
-use lamina_model::trace::{BLOCK_BYTES, Block, BlockKind, Blocks, Request, Served, View};
+use lamina_model::trace::{BLOCK_BYTES, Block, BlockKind, Request, Served, View};
 use lamina_store::mode::Mode;
 
 /// Events that wait: some megabytes.
@@ -95,8 +95,6 @@ struct Designs {
     /// The device's own, unless that is `plain`.
     own: Option<Run>,
     view: View,
-    /// The block of the event at hand.
-    block: Blocks,
     last_ns: u64,
 }
 
@@ -119,7 +117,6 @@ impl Designs {
             own: name.map(run).transpose()?,
             // What is stored of a block here is one plane, and a part of any view.
             view: View { planes: u64::MAX, ..View::full(16) },
-            block: Blocks::default(),
             last_ns: 0,
         })
     }
@@ -169,7 +166,7 @@ impl Designs {
             served: None,
         };
         if is_asked {
-            self.plain.request(&request, &self.view, &self.block);
+            self.plain.request(&request, &self.view, |_| None);
         }
         if let Some(own) = &mut self.own {
             let fetched = stored.is_some();
@@ -177,11 +174,8 @@ impl Designs {
             let by_itself = fetched && (is_asked || write);
             request.served = Some(Served { asked: is_asked, fetched, by_itself });
             (self.view.bits, self.view.link_bits) = bits;
-            self.block.clear();
-            if let Some(stored) = stored {
-                self.block.insert(block, stored_as(self.mode, stored));
-            }
-            own.request(&request, &self.view, &self.block);
+            let stored = stored.map(|stored| stored_as(self.mode, stored));
+            own.request(&request, &self.view, |_| stored.as_ref());
         }
     }
 
@@ -203,7 +197,7 @@ fn stored_as(mode: Mode, stored: u16) -> Block {
         _ => BlockKind::Coded,
     };
     // What was moved of a bundle is one range of it, whichever planes they are.
-    let planes = if mode == Mode::Trace { vec![stored] } else { Vec::new() };
+    let planes = if mode == Mode::Trace { Arc::from([stored]) } else { Arc::default() };
     Block { kind, planes, lz4: stored, zstd: stored, ..Block::default() }
 }
 

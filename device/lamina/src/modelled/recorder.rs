@@ -406,7 +406,7 @@ fn layout(entry: &Entry) -> Block {
         Stored::Planes(planes) => {
             let parts = planes.parts();
             let joint = u8::try_from(parts.joint).unwrap_or(u8::MAX);
-            Block { head: parts.head, stream: parts.stream, joint, planes: parts.planes, ..block }
+            Block { head: parts.head, stream: parts.stream, joint, planes: parts.planes.into(), ..block }
         }
         // Words are fetched whole, whatever is wanted of them.
         Stored::Words { codec, length, .. } => {

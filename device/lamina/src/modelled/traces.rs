@@ -18,6 +18,7 @@ use lamina_model::trace::text::Form;
 use lamina_model::trace::{BlockKind, Header, Item, Reader, Request, Seen, View, Writer};
 use serde_json::json;
 
+use super::watched::Watched;
 use crate::args::{Compare, Convert, Other, Paced, Replacement, Replayed, Trace};
 use crate::client::new_table;
 use crate::out;
@@ -56,8 +57,7 @@ pub(crate) fn trace(command: &Trace) -> Result<()> {
             }
         }
         Trace::Convert(args) => {
-            let input = File::open(&args.from_file)
-                .with_context(|| format!("cannot open {}", args.from_file.display()))?;
+            let input = Watched::open(&args.from_file)?;
             let made = OpenOptions::new().write(true).create_new(true).open(&args.to_file);
             let output = made.with_context(|| format!("cannot make {}", args.to_file.display()))?;
             let done = convert(args, BufReader::new(input), BufWriter::new(output));
@@ -77,8 +77,8 @@ pub(crate) fn trace(command: &Trace) -> Result<()> {
     Ok(out::text(&text)?)
 }
 
-fn open(path: &Path) -> Result<Reader<BufReader<File>>> {
-    let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+fn open(path: &Path) -> Result<Reader<BufReader<Watched>>> {
+    let file = Watched::open(path)?;
     Reader::new(BufReader::with_capacity(1 << 20, file)).with_context(|| format!("{}", path.display()))
 }
 
@@ -104,12 +104,17 @@ fn options(args: &Replayed) -> Result<Options> {
     if assumed != Assumed::default() {
         assumed.source = "given";
     }
+    let link = Link::named(&args.link)?;
+    let link = match args.link_latency {
+        Some(latency) => link.with_latency(latency),
+        None => link,
+    };
     Ok(Options {
         dram,
         registers: args.mshr,
         cache: CacheConfig { entries: args.index_entries, ways: args.index_ways, policy },
         buffer: args.buffer,
-        link: Link::named(&args.link)?,
+        link,
         pace: match args.pace {
             Paced::Full => Pace::Full,
             Paced::Recorded => Pace::Recorded,
@@ -157,9 +162,10 @@ fn print(out: &mut impl Write, comparison: &Comparison, json: bool) -> Result<()
     }
     writeln!(
         out,
-        "Link: {}, {:.1} GB/s a direction; {}\n",
+        "Link: {}, {:.1} GB/s a direction, {} ns to a load; {}\n",
         options.link.name,
         options.link.rate / 1e9,
+        options.link.latency_ns,
         options.link.source
     )?;
     writeln!(out, "{}\n", link(&comparison.designs))?;
@@ -204,7 +210,8 @@ fn moved(designs: &[Outcome]) -> Table {
 }
 
 fn latency(designs: &[Outcome]) -> Table {
-    let mut table = new_table(&["design", "blocks", "mean", "p50", "p99", "max"], 1);
+    let head = ["design", "blocks", "mean", "p50", "p99", "max", "mean ns with the link", "p99 ns"];
+    let mut table = new_table(&head, 1);
     for design in designs {
         let cycles = &design.service_cycles;
         table.add_row([
@@ -214,6 +221,8 @@ fn latency(designs: &[Outcome]) -> Table {
             cycles.p50.to_string(),
             cycles.p99.to_string(),
             cycles.max.to_string(),
+            figure(design.load_ns, 1),
+            figure(design.load_p99_ns, 1),
         ]);
     }
     table
@@ -377,7 +386,7 @@ fn show(out: &mut impl Write, path: &Path, shown: u64, json: bool) -> Result<()>
 }
 
 /// Converts, and gives how many lines were.
-fn convert(args: &Convert, input: BufReader<File>, mut output: BufWriter<File>) -> Result<u64> {
+fn convert(args: &Convert, input: BufReader<Watched>, mut output: BufWriter<File>) -> Result<u64> {
     let form = |other| match other {
         Other::Dramsim3 => Form::Dramsim3,
         Other::Ramulator2 => Form::Ramulator2,
@@ -416,7 +425,7 @@ fn convert(args: &Convert, input: BufReader<File>, mut output: BufWriter<File>) 
             let mut text = String::new();
             let form = form(to);
             let mut unwritten = Ok(());
-            replay::lines(&mut reader, subject, &Options::usual()?, |access| {
+            replay::lines(&mut reader, subject, &options(&args.replayed)?, |access| {
                 text.clear();
                 form.write(&mut text, access);
                 if unwritten.is_ok() {
@@ -481,6 +490,13 @@ mod tests {
         // `plain` moves what was asked for, line by line.
         assert_eq!(back.lines().count(), 600);
         assert!(back.starts_with("LD 0x0\nST 0x0\nLD 0x40\nST 0x1000\n"));
+        // At the times of the trace, in cycles of the module: 2.4 in a nanosecond.
+        let timed = path("timed.txt");
+        std::fs::write(&theirs, "0x40 READ 0\n0x80 WRITE 1000\n").unwrap();
+        let ours = path("timed.trace");
+        run(&["trace", "convert", &theirs, &ours, "--from", "dramsim3", "--device", "1G"]).unwrap();
+        run(&["trace", "convert", &ours, &timed, "--to", "dramsim3", "--pace", "recorded"]).unwrap();
+        assert_eq!(std::fs::read_to_string(&timed).unwrap(), "0x40 READ 0\n0x80 WRITE 2400\n");
     }
 
     #[test]
@@ -503,6 +519,13 @@ mod tests {
         assert!(why.contains("cannot make") && Path::new(&ours).exists(), "{why}");
         assert!(refused(&["compare", &ours, "--link", "gen9"]).contains("link is gen9"));
         assert!(refused(&["compare", &ours, "--index-ways", "3"]).contains("index-ways is 3"));
+        assert!(refused(&["compare", &ours, "--link-latency=-7"]).contains("link-latency is -7"));
+        // What is exported lies in a module, and what is too large for one does with none.
+        let (large, out) = (path("large.trace"), path("large.txt"));
+        run(&["trace", "convert", &theirs, &large, "--from", "ramulator2", "--device", "128G"]).unwrap();
+        let words = ["trace", "convert", &large, &out, "--to", "ramulator2"];
+        assert!(refused(&words).contains("take a larger one"));
+        run(&[&words[..], &["--dram", "none"]].concat()).unwrap();
         assert!(refused(&["compare", &ours, "--assume-ratios", "1,2"]).contains("takes three"));
         assert!(refused(&["compare", &ours, "--assume-ratios", "1,1,7"]).contains("assumed trace ratio"));
     }

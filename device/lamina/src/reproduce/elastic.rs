@@ -1,6 +1,7 @@
 //! Figs. 17 to 21, and Fig. 20 of CXL-NDP: elastic precision in the DRAM model.
 
-use lamina_model::elastic::{Beside, Cost, Mix, Work, fetch};
+use lamina_model::elastic::{Beside, Chunk, Cost, Mix, Thresholds, Work, fetch};
+use lamina_model::{ModelError, float};
 
 use super::book::{How, Paper, Row, Section};
 use super::chart::{Across, Chart, Kind, Look, Series};
@@ -220,6 +221,36 @@ pub(super) fn fig_21(found: &Found) -> Section {
     }
     with_reasons(section, all.into_iter())
         .note("Picojoules differ because currents do: the paper names neither its die nor its currents.")
+}
+
+/// CXL-NDP's Fig. 3, TRACE's Fig. 4, and what its thresholds come to without a router.
+///
+/// # Errors
+/// The module is of no use.
+pub(super) fn ndp_fig_3(found: &Found) -> Result<Section, ModelError> {
+    const EXPERTS: u64 = 250;
+    let thresholds = Thresholds::default();
+    let scores = (0..EXPERTS).map(|expert| (float(expert) + 0.5) / float(EXPERTS));
+    let chunks: Vec<_> =
+        scores.map(|score| Chunk { weights: 1 << 16, bits: thresholds.bits(score) }).collect();
+    let fetched = fetch(&found.profile, &Work::of(16, &chunks)?)?;
+    let text = format!(
+        "Accuracy is not obtainable: LLaMA-MoE-3.5B and MoDE's routers are not at hand. The paper \
+            does print the thresholds that make precisions of a router's scores. Shown is what these \
+            save of {EXPERTS} experts of a size whose scores are spread evenly from 0 to 1, which \
+            no router's need be. {}",
+        source(found)
+    );
+    let title = "Experts at a precision, or pruned";
+    let row = |what: &str, unit, ours: f64| Row::new(what, unit, 1, None).ours(How::Modelled, Some(ours));
+    Ok(Section::new(Paper::Ndp, "Fig. 3", title, text)
+        .rows([
+            Row::new("LLaMA-MoE-3.5B, PIQA: points above pruning", "", 1, Some(1.9)),
+            row("thresholds on scores spread evenly: bits of a weight", "bits", fetched.bits),
+            row("the same: energy that planes save", "%", 100.0 * fetched.energy_saved),
+            row("the same: load time that planes save", "%", 100.0 * fetched.time_saved),
+        ])
+        .note("`lamina elastic --scores FILE` models the same for scores of one's own."))
 }
 
 /// CXL-NDP's Fig. 20.

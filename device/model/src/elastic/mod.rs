@@ -10,12 +10,14 @@
 //! * A sample of chunks is read by the DRAM model as fast as registers permit, in an order that is
 //!   the same in each run. A weight's energy and time are the sample's.
 
+mod given;
 mod paper;
 #[cfg(test)]
 mod tests;
 
 use serde::Serialize;
 
+pub use self::given::{Thresholds, parse_map, parse_scores};
 pub use self::paper::{Beside, beside};
 use crate::ModelError;
 use crate::dram::{Access, Dram, Energy, Place, Profile};
@@ -77,30 +79,6 @@ impl Mix {
     }
 }
 
-/// Chunks written down, a line each: weights and bits.
-///
-/// # Errors
-/// The line and its field.
-pub fn parse_map(text: &str) -> Result<Vec<Chunk>, ModelError> {
-    let mut chunks = Vec::new();
-    for (number, line) in (1..).zip(text.lines()) {
-        let line = line.split('#').next().unwrap_or_default().trim();
-        if line.is_empty() {
-            continue;
-        }
-        let mut fields = line.split([' ', '\t', ',']).filter(|field| !field.is_empty());
-        let mut next = |name: &str| {
-            let field = format!("{name} of line {number}");
-            let text = fields.next().ok_or_else(|| ModelError::missing(&field))?;
-            text.parse::<u64>().map_err(|_| ModelError::field(&field, text, "a whole number"))
-        };
-        let (weights, bits) = (next("weights")?, next("bits")?);
-        let bits = u32::try_from(bits).unwrap_or(u32::MAX);
-        chunks.push(Chunk { weights, bits });
-    }
-    Ok(chunks)
-}
-
 /// What is read.
 #[derive(Clone, Debug, Serialize)]
 pub struct Work {
@@ -131,9 +109,7 @@ impl Work {
     }
 
     fn check(&self) -> Result<(), ModelError> {
-        if !matches!(self.base, 4 | 8 | 16 | 32) {
-            return Err(ModelError::field("base", &self.base, "4, 8, 16 or 32 bits"));
-        }
+        check_base(self.base)?;
         if self.chunks.is_empty() {
             return Err(ModelError::missing("chunks"));
         }
@@ -149,6 +125,13 @@ impl Work {
     fn weights(&self) -> f64 {
         float(self.chunks.iter().map(|chunk| chunk.weights).sum())
     }
+}
+
+fn check_base(base: u32) -> Result<(), ModelError> {
+    if matches!(base, 4 | 8 | 16 | 32) {
+        return Ok(());
+    }
+    Err(ModelError::field("base", &base, "4, 8, 16 or 32 bits"))
 }
 
 /// What a weight costs by one way of fetching.

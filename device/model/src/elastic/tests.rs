@@ -120,3 +120,48 @@ fn mixes_and_maps_are_read_and_absurd_ones_refused() {
     assert!(Work::sample(16, &mix, 0, 1).unwrap_err().to_string().contains("chunk is 0"));
     assert!(Work::sample(8, &mix, 1, 1).unwrap_err().to_string().contains("bits of a mix is 16"));
 }
+
+#[test]
+fn scores_become_the_bits_of_their_thresholds() {
+    let mode = Thresholds::default();
+    assert_eq!(Thresholds::parse("0.8:16, 0.6:12,0.4:8,0.2:4").unwrap(), mode);
+    for (score, bits) in [(1.0, 16), (0.81, 16), (0.8, 12), (0.6, 8), (0.41, 8), (0.4, 4), (0.2, 0), (0.0, 0)]
+    {
+        assert_eq!(mode.bits(score), bits, "{score}");
+    }
+    assert_eq!(
+        parse_scores("4096 0.9 # an expert\n4096 0.1\n", &mode).unwrap(),
+        [Chunk { weights: 4096, bits: 16 }, Chunk { weights: 4096, bits: 0 }]
+    );
+    let refused = |text: &str| parse_scores(text, &mode).unwrap_err().to_string();
+    assert!(refused("7 1.5").contains("score of line 1 is 1.5"));
+    assert!(refused("7 nan").contains("score of line 1 is NaN"));
+    assert!(refused("7").contains("score of line 1 is missing"));
+    for wrong in ["", "0.8", "0.6:12,0.8:16", "0.8:16,0.8:12", "nan:16", "2:16", "0.8:x"] {
+        assert!(Thresholds::parse(wrong).unwrap_err().to_string().contains("thresholds"), "{wrong}");
+    }
+}
+
+/// A sample of chunks that are large and many has their bits, and costs what all of them cost.
+#[test]
+fn a_sample_of_large_chunks_is_as_all_of_them() {
+    let chunk = |number: usize| Chunk { weights: 3_700_000, bits: [16, 8, 4, 0][number % 4] };
+    let few: Vec<_> = (0..8).map(chunk).collect();
+    let many: Vec<_> = (0..8000).map(chunk).collect();
+    let whole = fetch(&profile(), &Work { base: 16, chunks: few.clone() }).unwrap();
+    for chunks in [few, many] {
+        let sampled = fetch(&profile(), &Work::of(16, &chunks).unwrap()).unwrap();
+        assert!((sampled.bits - 7.0).abs() < 0.6, "{}", sampled.bits);
+        let close = |ours: f64, all: f64| (ours / all - 1.0).abs() < 0.1;
+        assert!(close(sampled.planes.pj(), whole.planes.pj()) && close(sampled.words.pj(), whole.words.pj()));
+    }
+    // What is small enough is taken as it is.
+    let small: Vec<_> = (1..100).map(|weights| Chunk { weights, bits: 3 }).collect();
+    assert_eq!(Work::of(16, &small).unwrap().chunks, small);
+    let refused = |chunks: &[Chunk]| Work::of(16, chunks).unwrap_err().to_string();
+    assert!(refused(&[Chunk { weights: u64::MAX, bits: 1 }]).contains("weights of a chunk"));
+    assert!(refused(&[Chunk { weights: 1 << 49, bits: 1 }; 4]).contains("weights of all chunks"));
+    assert!(refused(&[Chunk { weights: 0, bits: 1 }]).contains("weights of a chunk is 0"));
+    assert!(refused(&[Chunk { weights: 1, bits: 17 }]).contains("bits of a chunk is 17"));
+    assert!(refused(&[]).contains("chunks is missing"));
+}

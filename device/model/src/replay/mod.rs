@@ -18,6 +18,7 @@
 //! What was recorded of a device says besides whether it fetched a block or had its words at hand,
 //! and where the bundle lies. Then `trace` and `gcomp` do the same, and no buffer is modelled.
 
+mod layout;
 mod run;
 #[cfg(test)]
 mod tests;
@@ -32,7 +33,7 @@ use crate::dram::{Counts, Energy, Profile};
 use crate::link::{Link, Traffic};
 use crate::number::within;
 use crate::trace::text::LineAccess;
-use crate::trace::{Block, Blocks, Header, Item, Reader, View};
+use crate::trace::{BLOCK_BYTES, Block, Blocks, Header, Item, Reader, Request, View};
 use crate::{ModelError, Summary};
 
 /// By what `gcomp` codes words.
@@ -137,7 +138,7 @@ impl Assumed {
         for bytes in coded {
             *bytes = bytes.saturating_sub(each);
         }
-        Block { planes, lz4: bytes(self.lz4), zstd: bytes(self.zstd), ..Block::default() }
+        Block { planes: planes.into(), lz4: bytes(self.lz4), zstd: bytes(self.zstd), ..Block::default() }
     }
 }
 
@@ -271,6 +272,10 @@ pub struct Outcome {
     pub assumed: u64,
     /// Cycles from load to use of each block, DRAM idle, by the paper's stages.
     pub service_cycles: Summary,
+    /// The same in nanoseconds as the host sees it, on average: with the link's latency.
+    pub load_ns: Option<f64>,
+    /// 99 of 100 are at most this.
+    pub load_p99_ns: Option<f64>,
     /// By view.
     pub link: Vec<ViewTraffic>,
     /// What DRAM did; null without timing.
@@ -307,7 +312,7 @@ pub fn compare<R: Read>(
         subjects.iter().map(|subject| Run::new(*subject, options)).collect::<Result<Vec<_>, _>>()?;
     each(reader, |views, blocks, request| {
         for run in &mut runs {
-            run.request(request, &views[request.view as usize], blocks);
+            run.request(request, &views[request.view as usize], |number| blocks.get(number));
         }
         Ok(())
     })
@@ -317,7 +322,8 @@ pub fn compare<R: Read>(
     })
 }
 
-/// Gives the lines that a design moves in its DRAM, for simulators of others.
+/// Gives the lines that a design moves in its DRAM, for simulators of others: in their order, each
+/// at the number of its request, or with [`Pace::Recorded`] at the cycle that it was recorded in.
 ///
 /// # Errors
 /// The trace or an option is of no use, or `take` fails.
@@ -328,31 +334,43 @@ pub fn lines<R: Read>(
     mut take: impl FnMut(&LineAccess) -> Result<(), ModelError>,
 ) -> Result<(), ModelError> {
     options.check(reader.header())?;
-    let mut run = Run::new(subject, &Options { dram: None, ..options.clone() })?;
-    run.export();
+    let mut run = Run::exporting(subject, options)?;
     each(reader, |views, blocks, request| {
-        run.request(request, &views[request.view as usize], blocks);
+        run.request(request, &views[request.view as usize], |number| blocks.get(number));
         run.exported().try_for_each(|access| take(&access))
     })?;
     Ok(())
 }
 
+/// Requests whose blocks are looked up before the first of them is replayed: a processor waits for
+/// the memory of all of them at once.
+const AHEAD: usize = 32;
+
 /// Gives each request with the views and blocks that were said before it; then the views, and how
 /// many requests were lost.
 fn each<R: Read>(
     reader: &mut Reader<R>,
-    mut take: impl FnMut(&[View], &Blocks, &crate::trace::Request) -> Result<(), ModelError>,
+    mut take: impl FnMut(&[View], &Blocks, &Request) -> Result<(), ModelError>,
 ) -> Result<(Vec<View>, u64), ModelError> {
     let (mut views, mut blocks, mut lost) = (Vec::new(), Blocks::default(), 0_u64);
+    let mut waiting = Vec::with_capacity(AHEAD);
+    let mut catch_up = |views: &[View], blocks: &Blocks, waiting: &mut Vec<Request>| {
+        for request in &*waiting {
+            blocks.look_up(request.address / BLOCK_BYTES);
+        }
+        waiting.drain(..).try_for_each(|request| take(views, blocks, &request))
+    };
     while let Some(item) = reader.next_item()? {
+        if waiting.len() == AHEAD || !matches!(item, Item::Request(_)) {
+            catch_up(&views, &blocks, &mut waiting)?;
+        }
         match item {
             Item::View(view) => views.push(view),
-            Item::Block(number, block) => {
-                blocks.insert(number, block);
-            }
-            Item::Request(request) => take(&views, &blocks, &request)?,
+            Item::Block(number, block) => blocks.insert(number, block),
+            Item::Request(request) => waiting.push(request),
             Item::Lost(requests) => lost += requests,
         }
     }
+    catch_up(&views, &blocks, &mut waiting)?;
     Ok((views, lost))
 }

@@ -2,15 +2,16 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
+use std::ops::Range;
 use std::rc::Rc;
 
-use super::{DramReport, Options, Outcome, Pace, Placement, Subject, ViewTraffic, WordCodec};
-use crate::controller::{Design, IndexCache, Stored};
+use super::{DramReport, Options, Outcome, Pace, Placement, Subject, ViewTraffic, WordCodec, layout};
+use crate::controller::{Design, GHZ, IndexCache, Stored};
 use crate::dram::{Access, Done, Dram, Energy};
 use crate::link::{Direction, Requests};
 use crate::number::float;
 use crate::trace::text::LineAccess;
-use crate::trace::{BLOCK_BYTES, Block, BlockKind, Blocks, NumberHasher, Request, Served, View};
+use crate::trace::{BLOCK_BYTES, Block, BlockKind, NumberHasher, Request, Served, View};
 use crate::{Histogram, ModelError};
 
 /// A request whose bursts are under way.
@@ -27,11 +28,6 @@ struct Asked {
     whole: bool,
     write: bool,
     served: Option<Served>,
-}
-
-/// The planes that a block's stream holds: the most significant is bit 0.
-fn joint_planes(block: &Block) -> u64 {
-    1_u64.checked_shl(block.joint.into()).unwrap_or(0).wrapping_sub(1) << 1
 }
 
 /// Lines moved and where: by which of the two ways a line's number becomes a place.
@@ -82,11 +78,6 @@ struct Sums {
     last_ns: u64,
 }
 
-/// Lines of 64 bytes of which some are within a range.
-fn lines(start: u64, end: u64) -> std::ops::Range<u64> {
-    start / 64..end.div_ceil(64)
-}
-
 impl Run {
     /// A design that did nothing yet.
     ///
@@ -118,9 +109,12 @@ impl Run {
         })
     }
 
-    /// Keeps the lines that are moved, for [`Run::exported`].
-    pub fn export(&mut self) {
-        self.exported = Some(Vec::new());
+    /// The same, which times no line and keeps all that are moved for [`Run::exported`].
+    ///
+    /// # Errors
+    /// As [`Run::new`].
+    pub fn exporting(subject: Subject, options: &Options) -> Result<Self, ModelError> {
+        Ok(Self { dram: None, exported: Some(Vec::new()), ..Self::new(subject, options)? })
     }
 
     /// The lines that were moved since the last call.
@@ -128,8 +122,9 @@ impl Run {
         self.exported.as_mut().map(std::mem::take).unwrap_or_default().into_iter()
     }
 
-    /// Does what a request asks for.
-    pub fn request(&mut self, request: &Request, view: &View, blocks: &Blocks) {
+    /// Does what a request asks for. `stored` gives how the block of a number is stored, if anybody
+    /// said so.
+    pub fn request<'a>(&mut self, request: &Request, view: &View, stored: impl Fn(u64) -> Option<&'a Block>) {
         let end = request.address + request.length;
         self.sums.last_ns = request.time_ns;
         let asked = request.served.is_none_or(|served| served.asked);
@@ -138,14 +133,13 @@ impl Run {
             self.sums.asked += request.length;
             self.count_link(request, view);
         }
-        if let Some(profile) = &self.options.dram {
-            self.now = match self.options.pace {
-                Pace::Full => 0,
-                Pace::Recorded => profile.cycles(request.time_ns),
-            };
+        self.now = match (&self.options.dram, self.options.pace) {
+            (Some(profile), Pace::Recorded) => profile.cycles(request.time_ns),
+            _ if self.dram.is_some() => 0,
+            _ => self.sums.requests,
+        };
+        if self.dram.is_some() {
             self.open.push_back(Open { left: 0, begin: None, end: 0, complete: false });
-        } else {
-            self.now = self.sums.requests;
         }
         if self.subject.design == Design::Plain {
             if asked {
@@ -156,7 +150,7 @@ impl Run {
             while at < end {
                 let block = at / BLOCK_BYTES;
                 let part = end.min((block + 1) * BLOCK_BYTES) - at;
-                let stored = blocks.get(&block);
+                let stored = stored(block);
                 let assumed = Rc::clone(&self.assumed);
                 let asked =
                     Asked { whole: part == BLOCK_BYTES, write: request.write, served: request.served };
@@ -190,16 +184,19 @@ impl Run {
     }
 
     fn plain(&mut self, start: u64, end: u64, write: bool) {
-        for line in lines(start, end) {
-            let part = write && (line * 64 < start || (line + 1) * 64 > end);
-            if !write || part {
-                self.sums.read += 64;
-                self.burst(line, Way::ByLine, false);
-                self.service.add(Design::Plain.cycles(Stored::Bypass, true));
+        let all = layout::lines(start, end);
+        let whole_from = start.div_ceil(64).min(all.end);
+        let whole_to = (end / 64).max(whole_from);
+        for (lines, is_whole) in
+            [(all.start..whole_from, false), (whole_from..whole_to, true), (whole_to..all.end, false)]
+        {
+            if !write || !is_whole {
+                let cycles = Design::Plain.cycles(Stored::Bypass, true);
+                self.service.add_each(cycles, lines.end - lines.start);
+                self.sums.read += self.bursts(lines.clone(), Way::ByLine, false);
             }
             if write {
-                self.sums.written += 64;
-                self.burst(line, Way::ByLine, true);
+                self.sums.written += self.bursts(lines, Way::ByLine, true);
             }
         }
     }
@@ -291,13 +288,21 @@ impl Run {
         if block.kind == BlockKind::Zeros {
             return 0;
         }
+        let mut moved = 0;
         if self.subject.design == Design::Trace && block.has_layout() {
-            return match self.subject.placement {
-                Placement::Planes if !block.planes.is_empty() => {
-                    self.move_planes(number, block, wanted, write)
-                }
-                _ => self.move_bundle(number, block, wanted, write),
-            };
+            if self.subject.placement == Placement::Planes && !block.planes.is_empty() {
+                let profile = self.options.dram.as_ref();
+                let columns = profile.map_or(128, |profile| u64::from(profile.geometry.columns));
+                layout::rows(block, number, wanted, columns, |lines| {
+                    moved += self.bursts(lines, Way::ByRow, write);
+                });
+            } else {
+                let first = self.segment(number, block.bytes().div_ceil(64), block.segment);
+                layout::bundle(block, wanted, |lines| {
+                    moved += self.bursts(first + lines.start..first + lines.end, Way::ByRow, write);
+                });
+            }
+            return moved;
         }
         let of = |block: &Block| match self.subject.codec {
             Some(WordCodec::Zstd) => block.zstd,
@@ -310,66 +315,7 @@ impl Run {
         };
         let count = bytes.div_ceil(64);
         let first = self.segment(number, count, None);
-        (0..count).for_each(|line| self.burst(first + line, Way::ByRow, write));
-        64 * count
-    }
-
-    fn move_bundle(&mut self, number: u64, block: &Block, wanted: u64, write: bool) -> u64 {
-        let first = self.segment(number, block.bytes().div_ceil(64), block.segment);
-        let (mut offset, mut next, mut moved) = (0, 0, 0);
-        let mut part = |run: &mut Self, length: u16, is_wanted: bool| {
-            let length = u64::from(length);
-            if length > 0 && is_wanted {
-                let touched = lines(offset, offset + length);
-                for line in touched.start.max(next)..touched.end {
-                    run.burst(first + line, Way::ByRow, write);
-                    moved += 64;
-                }
-                next = touched.end;
-            }
-            offset += length;
-        };
-        part(self, block.head, true);
-        let joint = joint_planes(block);
-        for (plane, length) in block.planes.iter().enumerate() {
-            if plane == 1 {
-                part(self, block.stream, wanted & joint != 0);
-            }
-            part(self, *length, wanted >> plane & 1 == 1);
-        }
-        moved
-    }
-
-    /// A plane's place is a part of a row as long as the plane is before it is coded.
-    fn move_planes(&mut self, number: u64, block: &Block, wanted: u64, write: bool) -> u64 {
-        let columns = self.options.dram.as_ref().map_or(128, |profile| u64::from(profile.geometry.columns));
-        let planes = block.planes.len() as u64;
-        let place = (BLOCK_BYTES / planes).div_ceil(64).clamp(1, columns);
-        let in_row = (columns / place).max(1);
-        let mut moved = 0;
-        let joint = joint_planes(block);
-        // A stream lies in the rows of its planes, which are fetched together.
-        let share = block.stream.div_ceil(u16::from(block.joint).max(1));
-        for (plane, length) in (0..).zip(&block.planes) {
-            let is_joint = joint >> plane & 1 == 1;
-            let is_wanted = if is_joint { wanted & joint != 0 } else { wanted >> plane & 1 == 1 };
-            // The head lies before the first plane.
-            let (length, most) = match plane {
-                0 => (length + block.head, columns),
-                _ if is_joint => (length + share, place),
-                _ => (*length, place),
-            };
-            if length == 0 || !(is_wanted || plane == 0 && block.head > 0) {
-                continue;
-            }
-            let row = number / in_row * planes + plane;
-            let first = row * columns + number % in_row * place;
-            for line in 0..u64::from(length).div_ceil(64).min(most) {
-                self.burst(first + line, Way::ByRow, write);
-                moved += 64;
-            }
-        }
-        moved
+        self.bursts(first..first + count, Way::ByRow, write)
     }
 
     /// Where a block's bundle of so many lines lies: where it is `known` to, or behind all others
@@ -378,6 +324,9 @@ impl Run {
         if let Some(first) = known {
             return first;
         }
+        if !self.takes_lines() {
+            return 0;
+        }
         let next = self.next_line;
         let held = self.segments.entry(number).or_insert((next, 0));
         if held.1 < count {
@@ -385,6 +334,21 @@ impl Run {
             self.next_line += count;
         }
         held.0
+    }
+
+    /// Whether anybody asks where lines lie. A replay for bytes and link only counts them.
+    fn takes_lines(&self) -> bool {
+        self.dram.is_some() || self.exported.is_some()
+    }
+
+    /// Moves lines, and gives their bytes.
+    #[inline]
+    fn bursts(&mut self, lines: Range<u64>, way: Way, write: bool) -> u64 {
+        let bytes = 64 * (lines.end - lines.start);
+        if self.takes_lines() {
+            lines.for_each(|line| self.burst(line, way, write));
+        }
+        bytes
     }
 
     #[inline]
@@ -491,6 +455,8 @@ impl Run {
             used(&mut traffic.down);
             ViewTraffic { view: view.name.clone(), traffic }
         });
+        let service = self.service.summary();
+        let load = |cycles: f64| cycles / GHZ + self.options.link.latency_ns;
         Ok(Outcome {
             subject: self.subject,
             requests: sums.requests,
@@ -504,7 +470,9 @@ impl Run {
             buffered: sums.buffered,
             zeros: sums.zeros,
             assumed: sums.assumed,
-            service_cycles: self.service.summary(),
+            load_ns: service.mean.map(load),
+            load_p99_ns: service.mean.map(|_| load(float(service.p99))),
+            service_cycles: service,
             link: link.collect(),
             dram,
         })

@@ -8,7 +8,7 @@ const DEVICE: u64 = 1 << 30;
 fn block(plane: u16, exponent: u16) -> Block {
     let mut planes = vec![plane; 16];
     planes[1..9].fill(exponent);
-    Block { planes, lz4: 4096, zstd: 3200, ..Block::default() }
+    Block { planes: planes.into(), lz4: 4096, zstd: 3200, ..Block::default() }
 }
 
 fn views() -> Vec<View> {
@@ -103,6 +103,18 @@ fn what_dram_moves_is_what_was_counted() {
             };
             super::lines(&mut Reader::new(&trace[..]).unwrap(), outcome.subject, &options, &mut count)
                 .unwrap();
+            // A replay without DRAM counts the same, and looks at no line.
+            let untimed = Options { dram: None, ..options.clone() };
+            let counted = compare(&mut Reader::new(&trace[..]).unwrap(), &[outcome.subject], &untimed);
+            let counted = counted.unwrap().designs.remove(0);
+            let link = |outcome: &Outcome| -> Vec<_> {
+                outcome.link.iter().map(|link| link.traffic.requests).collect()
+            };
+            assert_eq!(link(&counted), link(&outcome));
+            assert_eq!(
+                Outcome { dram: None, link: Vec::new(), ..outcome.clone() },
+                Outcome { link: Vec::new(), ..counted }
+            );
             // Where index entries lie depends on the module, how many lines are moved does not.
             assert_eq!(64 * lines, moved, "{}", outcome.subject.name);
         }
@@ -122,6 +134,17 @@ fn one_line_random_reads_are_worse_under_trace() {
     assert!(dram(trace).access_pj_per_byte > dram(plain).access_pj_per_byte);
     assert!(trace.service_cycles.mean > plain.service_cycles.mean);
     assert_eq!(plain.service_cycles.max, 71);
+}
+
+/// By hand: 71 cycles at 2 GHz, and the link's 70 ns, or what is given for them.
+#[test]
+fn a_load_takes_the_controllers_cycles_and_the_link() {
+    let trace = trace(&[], &[(0, 64, 0, false), (4096, 64, 0, true)]);
+    let plain = |options: &Options| replayed(&trace, options).remove(0);
+    let usually = plain(&usual());
+    assert_eq!((usually.load_ns, usually.load_p99_ns), (Some(105.5), Some(105.5)));
+    let link = usual().link.with_latency(0.0);
+    assert_eq!(plain(&Options { link, ..usual() }).load_ns, Some(35.5));
 }
 
 /// Reading on and on: planes save bytes, a view more, and energy with them. In a bundle a view saves
@@ -194,6 +217,104 @@ fn absurd_options_are_refused_by_field() {
     let assumed = Assumed { bits: 0, ..Assumed::default() };
     assert!(refused(&Options { assumed, ..usual() }).contains("assumed bits is 0"));
     assert!(Subject::named("other").unwrap_err().to_string().contains("trace-planes"));
+}
+
+/// Line by line and byte by byte: the lines of a bundle in which a wanted part has a byte.
+fn bundle_slowly(block: &Block, wanted: u64) -> Vec<u64> {
+    let mut bytes = vec![true; block.head.into()];
+    let is_joint = |plane: u64| (1..=u64::from(block.joint)).contains(&plane);
+    let is_wanted = |plane: u64| wanted >> plane & 1 == 1;
+    for (plane, length) in (0..).zip(&*block.planes) {
+        if plane == 1 {
+            let any = (0..64).any(|plane| is_joint(plane) && is_wanted(plane));
+            bytes.extend(vec![any; block.stream.into()]);
+        }
+        bytes.extend(vec![is_wanted(plane); (*length).into()]);
+    }
+    (0..).zip(bytes.chunks(64)).filter(|(_, line)| line.contains(&true)).map(|(line, _)| line).collect()
+}
+
+/// Plane by plane: a place each, of which the first lines are moved that hold what is stored.
+fn rows_slowly(block: &Block, number: u64, wanted: u64, columns: u64) -> Vec<u64> {
+    let planes = block.planes.len() as u64;
+    let place = (BLOCK_BYTES / planes).div_ceil(64).clamp(1, columns);
+    let is_joint = |plane: u64| (1..=u64::from(block.joint)).contains(&plane);
+    let any_joint = (0..planes).any(|plane| is_joint(plane) && wanted >> plane & 1 == 1);
+    let mut moved = Vec::new();
+    for (plane, length) in (0..).zip(&*block.planes) {
+        let (mut bytes, mut most) = (u64::from(*length), place);
+        let mut is_wanted = wanted >> plane & 1 == 1;
+        if plane == 0 {
+            (bytes, most) = (bytes + u64::from(block.head), columns);
+            is_wanted |= block.head > 0;
+        } else if is_joint(plane) {
+            bytes += u64::from(block.stream).div_ceil(block.joint.into());
+            is_wanted = any_joint;
+        }
+        let blocks_before = number % (columns / place);
+        let row = number / (columns / place) * planes + plane;
+        let mut line = 0;
+        while is_wanted && 64 * line < bytes && line < most {
+            moved.push(row * columns + blocks_before * place + line);
+            line += 1;
+        }
+    }
+    moved
+}
+
+#[test]
+fn lines_of_a_layout_are_those_found_slowly() {
+    let mut numbers = numbers(u64::MAX, 1 << 31);
+    let mut below = |most: u64| numbers.next().unwrap() % most;
+    for _ in 0..20_000 {
+        let count = 1 + below(32);
+        let joint = if below(2) == 0 { 0 } else { below(count) };
+        let mut small = |most| u16::try_from(below(most)).unwrap();
+        let planes = (0..count).map(|_| if small(3) == 0 { 0 } else { small(300) }).collect();
+        let (head, stream) = (small(3) * small(100), if joint > 0 { small(900) } else { 0 });
+        let joint = u8::try_from(joint).unwrap();
+        let block = Block { head, stream, joint, planes, ..Block::default() };
+        let wanted = below(1 << 31) | below(2) << 31;
+        let mut bundle = Vec::new();
+        layout::bundle(&block, wanted, |lines| bundle.extend(lines));
+        assert_eq!(bundle, bundle_slowly(&block, wanted), "{block:?} {wanted:#x}");
+        let (number, columns) = (below(1 << 20), 64 << below(2));
+        let mut rows = Vec::new();
+        layout::rows(&block, number, wanted, columns, |lines| rows.extend(lines));
+        assert_eq!(rows, rows_slowly(&block, number, wanted, columns), "{block:?} {number} {wanted:#x}");
+    }
+}
+
+/// What `plain` moves, line by line.
+#[test]
+fn plain_moves_the_lines_that_are_touched() {
+    for (start, length) in numbers(200, 1 << 16).map(|number| (number % 1000, 1 + number / 1000 * 7 % 500)) {
+        let of = |write| {
+            let trace = trace(&[], &[(start, length, 0, write)]);
+            let mut moved = Vec::new();
+            let mut take = |line: &LineAccess| {
+                moved.push((line.address, line.write));
+                Ok(())
+            };
+            super::lines(&mut Reader::new(&trace[..]).unwrap(), SUBJECTS[0], &usual(), &mut take).unwrap();
+            (moved, replayed(&trace, &Options { dram: None, ..usual() })[0].service_cycles.count)
+        };
+        let (mut reads, mut writes, mut parts) = (Vec::new(), Vec::new(), 0);
+        for line in (0..2000)
+            .step_by(64)
+            .filter(|line| (*line..line + 64).any(|at| (start..start + length).contains(&at)))
+        {
+            reads.push((line, false));
+            let is_whole = (line..line + 64).all(|at| (start..start + length).contains(&at));
+            if !is_whole {
+                writes.push((line, false));
+                parts += 1;
+            }
+            writes.push((line, true));
+        }
+        assert_eq!(of(false), (reads.clone(), reads.len() as u64), "{start} {length}");
+        assert_eq!(of(true), (writes, parts), "{start} {length}");
+    }
 }
 
 /// Five million requests a second a core for bytes and link, a million with timing, optimised. Here

@@ -1,4 +1,5 @@
-//! Ratios that were measured: from `lamina analyze --json`, from `/stats`, or written down.
+//! Ratios that were measured: from `lamina analyze --json`, from `/stats`, by a decode run, or
+//! written down.
 
 use serde_json::Value;
 
@@ -45,18 +46,20 @@ impl Sums {
 /// Ratios of all designs from a file. What it does not say is taken from `otherwise`.
 ///
 /// # Errors
-/// It is none of the three forms, or a field of it is not what it should be.
+/// It is none of these forms, or a field of it is not what it should be.
 pub fn from_json(name: &str, text: &str, otherwise: &[Ratios; 3]) -> Result<[Ratios; 3], ModelError> {
     let form = |why: String| ModelError::Form { what: name.to_owned(), why };
     let json: Value = serde_json::from_str(text).map_err(|why| form(why.to_string()))?;
     let ratios = if json.get("total").is_some() {
         analysis(name, &json, otherwise)?
+    } else if json.get("decode").is_some() {
+        decoded(name, &json, otherwise)?
     } else if json.get("tensors").is_some() {
         stats(name, &json, otherwise)?
     } else if json.get("trace").is_some() {
         written(name, &json, otherwise)?
     } else {
-        let forms = "it is neither of `lamina analyze --json` nor of /stats, nor has it `trace`";
+        let forms = "it is neither of `lamina analyze --json` nor of /stats nor a decode run's report, nor has it `trace`";
         return Err(form(forms.to_owned()));
     };
     ratios.iter().try_for_each(Ratios::check)?;
@@ -106,6 +109,22 @@ fn stats(name: &str, json: &Value, otherwise: &[Ratios; 3]) -> Result<[Ratios; 3
         trace.add(tensor, number(tensor, "/logical_bytes")?, number(tensor, "/stored_bytes")?);
     }
     let trace = trace.ratios("trace", &otherwise[2], &format!("measured: {name}, a device's counters"));
+    Ok([otherwise[0].clone(), otherwise[1].clone(), trace])
+}
+
+/// The report of `./x run --workload decode`: its tensors are weights, and what the decoder made of
+/// KV is said beside them.
+fn decoded(name: &str, json: &Value, otherwise: &[Ratios; 3]) -> Result<[Ratios; 3], ModelError> {
+    let mut weights = Sums::default();
+    for tensor in tensors(json)? {
+        weights.add(tensor, number(tensor, "/logical_bytes")?, number(tensor, "/stored_bytes")?);
+    }
+    let kv = json.pointer("/decode/kv_ratio").filter(|ratio| !ratio.is_null());
+    weights.kv = match kv {
+        Some(_) => [number(json, "/decode/kv_ratio")?, 1.0],
+        None => [0.0; 2],
+    };
+    let trace = weights.ratios("trace", &otherwise[2], &format!("measured: {name}, a decode run"));
     Ok([otherwise[0].clone(), otherwise[1].clone(), trace])
 }
 

@@ -171,6 +171,16 @@ fn measured_ratios_are_read_from_what_lamina_prints() {
     let [_, gcomp, trace] = from_json("s.json", stats, &otherwise).unwrap();
     assert_close(&[trace.kv, trace.weights, gcomp.kv], &[1.88, 1.25, 1.33]);
     assert!(trace.source.contains("KV: TRACE"), "{}", trace.source);
+    let decode = |kv: &str| {
+        let tensors = r#"[{"name": "w", "logical_bytes": 1000, "stored_bytes": 625}]"#;
+        format!(r#"{{"device": {{}}, "tensors": {tensors}, "decode": {{"tokens": 64, "kv_ratio": {kv}}}}}"#)
+    };
+    let [_, _, trace] = from_json("d.json", &decode("1.45"), &otherwise).unwrap();
+    assert_close(&[trace.kv, trace.weights], &[1.45, 1.6]);
+    assert_eq!(trace.source, "measured: d.json, a decode run");
+    let [_, _, trace] = from_json("d.json", &decode("null"), &otherwise).unwrap();
+    assert_close(&[trace.kv, trace.weights], &[1.88, 1.6]);
+    assert!(from_json("d.json", &decode("-1"), &otherwise).unwrap_err().to_string().contains("kv_ratio"));
     let given = r#"{"trace": {"kv": 1.5, "weights": 1.3}}"#;
     assert_eq!(from_json("g.json", given, &otherwise).unwrap()[2].kv.to_bits(), 1.5_f64.to_bits());
     let refused = |text: &str| from_json("r", text, &otherwise).unwrap_err().to_string();

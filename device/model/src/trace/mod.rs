@@ -40,6 +40,7 @@ mod write;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
 
 use serde::Serialize;
 
@@ -107,7 +108,7 @@ impl View {
 
 /// How a block is stored. Its bundle is the head, the first plane, the stream and the other planes,
 /// in this order.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Block {
     /// Its state.
     pub kind: BlockKind,
@@ -119,8 +120,9 @@ pub struct Block {
     pub stream: u16,
     /// How many: the second plane and those that follow it.
     pub joint: u8,
-    /// Stored bytes of each plane, most significant first; 0 of those in the stream.
-    pub planes: Vec<u16>,
+    /// Stored bytes of each plane, most significant first; 0 of those in the stream. Blocks with
+    /// the same may share them.
+    pub planes: Arc<[u16]>,
     /// Bytes that it takes as words by lz4; 0 if nobody knows.
     pub lz4: u16,
     /// The same by zstd.
@@ -185,8 +187,39 @@ pub struct Served {
     pub by_itself: bool,
 }
 
-/// Blocks by their numbers.
-pub type Blocks = HashMap<u64, Block, BuildHasherDefault<NumberHasher>>;
+/// Blocks of a page of [`Blocks`]: few, because a trace may say blocks far from each other.
+const PAGE: usize = 8;
+
+/// Blocks by their numbers, in pages: a replay at random looks up millions a second, and what it
+/// waits for is memory. The table of pages stays in a processor's cache, one of blocks does not.
+#[derive(Default)]
+pub struct Blocks(HashMap<u64, Box<[Option<Block>; PAGE]>, BuildHasherDefault<NumberHasher>>);
+
+impl Blocks {
+    /// The block of that number, if anything was said of it.
+    #[inline]
+    pub fn get(&self, number: u64) -> Option<&Block> {
+        let (page, at) = place(number);
+        self.0.get(&page).and_then(|page| page[at].as_ref())
+    }
+
+    /// Brings what is said of a block into the processor's cache.
+    #[inline]
+    pub fn look_up(&self, number: u64) {
+        std::hint::black_box(self.get(number).map(|block| block.kind));
+    }
+
+    /// Says anew how a block is stored.
+    pub fn insert(&mut self, number: u64, block: Block) {
+        let (page, at) = place(number);
+        self.0.entry(page).or_insert_with(|| Box::new([const { None }; PAGE]))[at] = Some(block);
+    }
+}
+
+/// The page of a block, and its place there.
+fn place(number: u64) -> (u64, usize) {
+    (number / PAGE as u64, usize::try_from(number % PAGE as u64).unwrap_or(0))
+}
 
 /// A hash of one number: blocks are looked up millions of times a second.
 #[derive(Default)]

@@ -1,6 +1,7 @@
 //! Reading a trace: every field is checked before it is given on.
 
 use std::io::{ErrorKind, Read};
+use std::sync::Arc;
 
 use super::{
     BLOCK_BYTES, Block, BlockKind, CHUNK_HEADER, HEADER, Header, MAGIC, MAX_DEVICE, MAX_PAYLOAD, MAX_PLANES,
@@ -36,6 +37,9 @@ pub struct Reader<R: Read> {
     end: u64,
     block: u64,
     bits: Vec<u32>,
+    /// Bytes of the planes of the block that is read, and of one before it.
+    lengths: Vec<u16>,
+    planes: Arc<[u16]>,
     requests: u64,
     blocks: u64,
     over: bool,
@@ -105,6 +109,8 @@ impl<R: Read> Reader<R> {
             end: 0,
             block: 0,
             bits: Vec::new(),
+            lengths: Vec::new(),
+            planes: Arc::default(),
             requests: 0,
             blocks: 0,
             over: false,
@@ -261,7 +267,17 @@ impl<R: Read> Reader<R> {
             block.joint = u8::try_from(self.small("planes in a stream", MAX_PLANES)?).unwrap_or(0);
         }
         let count = self.within("planes of a block", MAX_PLANES.into())?;
-        block.planes = (0..count).map(|_| stored(self, "bytes of a plane")).collect::<Result<_, _>>()?;
+        self.lengths.clear();
+        for _ in 0..count {
+            let length = stored(self, "bytes of a plane")?;
+            self.lengths.push(length);
+        }
+        // Of blocks with a stream, most have the same planes beside it: one copy of these stays in
+        // a processor's cache, where a replay looks for them at each request.
+        if self.lengths != *self.planes {
+            self.planes = self.lengths.as_slice().into();
+        }
+        block.planes = Arc::clone(&self.planes);
         (block.lz4, block.zstd) = (stored(self, "bytes by lz4")?, stored(self, "bytes by zstd")?);
         if usize::from(block.joint) > block.planes.len().saturating_sub(1) {
             let must = format!("fewer than the planes, {count}");

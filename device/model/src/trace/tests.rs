@@ -23,7 +23,7 @@ fn items() -> Vec<Item> {
         let block = match kind {
             BlockKind::Zeros => block,
             _ => Block {
-                planes: vec![u16::try_from(number % 257).unwrap(); 16],
+                planes: [u16::try_from(number % 257).unwrap(); 16].into(),
                 segment: number.checked_sub(9),
                 head: u16::try_from(number % 64).unwrap(),
                 stream: u16::try_from(number % 900).unwrap(),
@@ -134,7 +134,7 @@ fn a_trace_of_version_1_is_read() {
     // At 20 ns: view 0, a write, of guest 3, 1 ns later, address 32, 64 bytes.
     chunk(b'R', 1, &[20, 1, 3, 1, 64, 64]);
     chunk(b'E', 0, &[1, 1]);
-    let block = Block { planes: vec![7, 9], lz4: 11, zstd: 13, ..Block::default() };
+    let block = Block { planes: [7, 9].into(), lz4: 11, zstd: 13, ..Block::default() };
     let (time_ns, address, length, view, guest) = (21, 32, 64, 0, 3);
     let request = Request { time_ns, address, length, view, guest, write: true, served: None };
     let wanted = [Item::View(View::full(16)), Item::Block(5, block), Item::Request(request)];
@@ -171,7 +171,7 @@ fn what_cannot_be_is_refused_by_its_field() {
     assert!(refused(&[view(8, 0x1ff)]).contains("view \"v\""));
     assert!(refused(&[view(0, 0)]).contains("view \"v\""));
     assert!(refused(&[view(65, 0)]).contains("bits of a view's element"));
-    let block = |planes: Vec<u16>| Block { planes, ..Block::default() };
+    let block = |planes: Vec<u16>| Block { planes: planes.into(), ..Block::default() };
     assert!(refused(&[Item::Block(1 << 18, block(vec![]))]).contains("block in chunk 1 is 262144"));
     assert!(refused(&[Item::Block(0, block(vec![1; 65]))]).contains("planes of a block"));
     assert!(refused(&[Item::Block(0, block(vec![4161]))]).contains("bytes of a plane"));
@@ -205,4 +205,17 @@ fn traces_of_others_are_written_and_read() {
     assert!(refused(Form::Dramsim3, "0x10 FETCH 1").contains("access of line 5 is FETCH"));
     assert!(refused(Form::Ramulator2, "LD 0x10 7").contains("end of line 5 is 7"));
     assert!(refused(Form::Ramulator2, "LD 99999999999999999999").contains("address of line 5"));
+}
+
+#[test]
+fn blocks_are_found_by_their_numbers_and_no_others() {
+    let (mut blocks, mut wanted) = (Blocks::default(), HashMap::new());
+    for number in (0..4000_u64).map(|number| number * number * 7919 % (1 << 20)).chain([u64::MAX, 0, 63]) {
+        let block = Block { head: u16::try_from(wanted.len()).unwrap(), ..Block::default() };
+        blocks.insert(number, block.clone());
+        wanted.insert(number, block);
+    }
+    for number in wanted.keys().flat_map(|number| [number.wrapping_sub(1), *number, number ^ 64]) {
+        assert_eq!(blocks.get(number), wanted.get(&number), "{number}");
+    }
 }

@@ -91,7 +91,7 @@ impl<W: Write> Writer<W> {
         self.number(block.stream.into());
         self.number(block.joint.into());
         self.number(block.planes.len() as u64);
-        for plane in &block.planes {
+        for plane in &*block.planes {
             self.number(u64::from(*plane));
         }
         self.number(block.lz4.into());
