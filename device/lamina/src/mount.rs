@@ -106,6 +106,10 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
         // Nothing half done is left behind.
         if let Err(also) = holder::stop(&run_dir) {
             tracing::warn!("the device does not end: {also:#}");
+        } else if let Some(image) = image.as_ref().filter(|_| new)
+            && let Err(also) = fs::remove_file(image)
+        {
+            tracing::warn!("{} stays: {also}", image.display());
         }
         return Err(why);
     }

@@ -88,7 +88,9 @@ pub fn load(
     {
         return Err(FilesError::Exists { name: plan.name.clone() });
     }
-    plan.check(&loading.views, &loading.maps)?;
+    // The file as it is is there anyway.
+    let views: Vec<_> = loading.views.iter().filter(|view| *view != "full").cloned().collect();
+    plan.check(&views, &loading.maps)?;
     if let Some(remark) = plan.configuration_remark() {
         tracing::warn!("{}: {remark}", plan.name);
     }
@@ -96,8 +98,7 @@ pub fn load(
         Some(base) => Bases::of(device, &held_by_name(device, base)?, plan)?,
         None => (Bases::default(), Vec::new()),
     };
-    let (mut manifest, literals) =
-        plan.manifest(free_id(device, &plan.name), &loading.views, &loading.maps)?;
+    let (mut manifest, literals) = plan.manifest(free_id(device, &plan.name), &views, &loading.maps)?;
     manifest.base.clone_from(&loading.base);
     let bytes = manifest.encode(&literals)?;
     drop(literals);

@@ -46,6 +46,9 @@ fn nothing_is_mounted_for_a_model_that_cannot_be_loaded() {
         let said = format!("no tensor of it can be shown as {view}: its first, \"blk.0\", is Q8_0");
         assert!(why.contains(&said) && !place.path("m").exists(), "{why}");
     }
+    let image = place.text("image");
+    place.refused(&["mount", "--views", "bf16", "--image", &image, &blocks, &mount]);
+    assert!(!place.path("image").exists(), "what could not be loaded leaves an image");
     let map = place.write("m.toml", b"[[tensor]]\nname = \"x*\"\nview = \"e8m3\"\n");
     let map =
         place.refused(&["mount", "--map", &format!("small={map}"), &place.text("w.safetensors"), &mount]);

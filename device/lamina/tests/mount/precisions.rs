@@ -51,7 +51,7 @@ fn held_against(full: &[u8], shown: &[u8], spelling: &str) -> usize {
 fn the_bundled_model_is_there_to_the_bit_and_right_at_every_precision() {
     let place = Place::new();
     let full = fs::read(bundled()).unwrap();
-    place.mount(&["--views", "e8m3,fp8_e4m3fn", bundled().to_str().unwrap()]);
+    place.mount(&["--views", "full,e8m3,fp8_e4m3fn", bundled().to_str().unwrap()]);
     let folder = "stories260K-bf16/stories260K-bf16";
     assert!(place.read(&format!("{folder}.safetensors")) == full);
     let of = fs::metadata(place.model(&format!("{folder}.safetensors"))).unwrap();
