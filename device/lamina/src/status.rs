@@ -6,6 +6,8 @@
 use std::io;
 use std::process::ExitCode;
 
+use lamina_pool::PoolError;
+
 use crate::out::Unprinted;
 
 /// What the program ends with.
@@ -46,7 +48,7 @@ impl Status {
             Self::NoDevice
         } else if why.downcast_ref::<Refused>().is_some() {
             Self::Refused
-        } else if why.chain().any(<dyn std::error::Error>::is::<io::Error>) {
+        } else if why.chain().any(|why| why.is::<io::Error>() || is_file_of_pool(why)) {
             Self::Io
         } else {
             Self::Failed
@@ -61,6 +63,11 @@ impl Status {
             lines.join("\n")
         )
     }
+}
+
+/// Whether a pool's file is what failed. That says the system's error itself, and has none below.
+fn is_file_of_pool(why: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(why.downcast_ref(), Some(PoolError::File { .. }))
 }
 
 impl From<Status> for ExitCode {
@@ -92,6 +99,7 @@ mod tests {
         assert_eq!(told(anyhow!("something")), Status::Failed);
         assert_eq!(told(anyhow!(io())), Status::Io);
         assert_eq!(told(anyhow!(Refused("no".into()))), Status::Refused);
+        assert_eq!(told(anyhow!(PoolError::File { path: "pool".into(), cause: io() })), Status::Io);
         // The socket's error is below it.
         let nobody = Err::<(), _>(io()).with_context(|| NoDevice("nobody".into())).unwrap_err();
         assert_eq!(told(nobody), Status::NoDevice);
