@@ -103,13 +103,10 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
     };
     let loaded = load_all(&run_dir, &words, &bases, &shown.views, &maps).await;
     if let Err(why) = loaded {
-        // Nothing half done is left behind.
+        // Nothing half done is left behind, but an image: somebody may have written to files/ by
+        // now.
         if let Err(also) = holder::stop(&run_dir) {
             tracing::warn!("the device does not end: {also:#}");
-        } else if let Some(image) = image.as_ref().filter(|_| new)
-            && let Err(also) = fs::remove_file(image)
-        {
-            tracing::warn!("{} stays: {also}", image.display());
         }
         return Err(why);
     }
