@@ -1,9 +1,9 @@
 //! The holder: owns what must outlive the process that does the work, and starts that process again
 //! when it dies.
 //!
-//! * It owns the mount and every descriptor of /dev/fuse, the image (the store's memory), and the
-//!   listening sockets. It never opens the device and never touches the mount's files, so there is
-//!   little in it that could fail.
+//! * It owns the mount and every descriptor of /dev/fuse, the image (the store's memory) and its
+//!   ledger, and the listening sockets. It never opens the device and never touches the mount's
+//!   files, so there is little in it that could fail.
 //! * The worker is this same program, told by an environment variable. It gets copies of the
 //!   descriptors over its [life line](crate::life).
 //! * When the worker dies, for whatever reason, another one is started at once: the device is as
@@ -40,7 +40,7 @@ pub(crate) use self::asking::{is_held, save, stop, upgrade};
 use self::{
     asking::{SOCKET, answer},
     child::{Worker, kill},
-    held::{Held, Listening, Opened, listen_for},
+    held::{Held, Listening, Opened, ledger_of, listen_for},
 };
 use crate::args::{DeviceArgs, DiskArg};
 use crate::life::{self, Order, Ready, Word};
@@ -128,6 +128,7 @@ impl Holder {
         let Opened { image, path: image_path, mut new, plan } = Opened::new(args, partition_table)?;
         PrivateDir::make(&args.run_dir)?;
         let mut held = Held {
+            ledger: ledger_of(&image),
             image,
             image_path,
             api: Listening::at(&args.run_dir.join("api.sock"))?,

@@ -41,7 +41,8 @@ const MAX_BYTES: usize = 64 << 20;
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Order {
     /// Open the image, and load the checkpoints if that was not done. Descriptors: the image, the
-    /// API's socket, the guests' sockets, the API's TCP socket if there is one.
+    /// API's socket, the guests' sockets, the API's TCP socket if there is one, and memory for the
+    /// ledger if there is some.
     Open {
         /// The image's name.
         image: PathBuf,
@@ -54,6 +55,9 @@ pub(crate) enum Order {
         /// The guests' sockets, in the order of the exports.
         ctl: Vec<PathBuf>,
         tcp: bool,
+        /// A holder of an earlier version has no memory for a ledger.
+        #[serde(default)]
+        ledger: bool,
     },
     /// Answer. Descriptors: the mount's for requests and for notices, then the disks' sockets.
     Serve {

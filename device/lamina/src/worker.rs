@@ -97,7 +97,8 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
     let stop = Arc::new(AtomicBool::new(false));
     let mount_path = Arc::new(Mutex::new(None));
     let orders = listen(line.try_clone()?, Arc::clone(&stop), Arc::clone(&mount_path))?;
-    let Some((Order::Open { image, first, deaths, careful, ctl, tcp }, descriptors)) = orders.recv().ok()
+    let Some((Order::Open { image, first, deaths, careful, ctl, tcp, ledger }, descriptors)) =
+        orders.recv().ok()
     else {
         bail!("a worker is started by `lamina serve`");
     };
@@ -119,6 +120,7 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
     let api = next()?.into();
     let ports = ctl.into_iter().map(|path| Ok((path, next()?.into()))).collect::<Result<Vec<_>>>()?;
     let tcp = if tcp { Some(next()?.into()) } else { None };
+    let image = if ledger { image.beside(next()?.into()) } else { image };
     let runtime = Unawaited(Some(tokio::runtime::Builder::new_multi_thread().enable_all().build()?));
     let _inside = runtime.0.as_ref().map(tokio::runtime::Runtime::enter);
     let interleaving = args.several.interleaving();

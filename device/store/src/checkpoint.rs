@@ -269,8 +269,8 @@ fn make_room(image: &Image) -> Result<Head, StoreError> {
 
 /// Makes sure that the copies of `index` can be written where it has something.
 pub(super) fn ensure_copies(index: &Memory, copies: &[Memory; 2]) -> Result<(), StoreError> {
-    let ranges = index.populated();
-    ranges.into_iter().try_for_each(|range| copies.iter().try_for_each(|copy| copy.ensure(range.clone())))
+    let mut ranges = index.all_touched();
+    ranges.try_for_each(|range| copies.iter().try_for_each(|copy| copy.ensure(range.clone())))
 }
 
 /// Makes the image what its checkpoint `copy` says. If this is cut short, it is begun again: the

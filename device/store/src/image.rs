@@ -44,7 +44,7 @@ use super::{
     geometry::chunks_in,
     host_memory::HostMemory,
     journal,
-    ledger::{Ledger, LedgerPlace, Worker},
+    ledger::{Ledger, LedgerPlace, PARTS, Worker},
     memory::Memory,
     tables,
 };
@@ -118,6 +118,8 @@ pub struct Image {
     /// Whether it gets checkpoints if it has none: a crash of the host leaves nothing of what is in
     /// memory.
     durable: bool,
+    /// Memory for the ledger of an image on a disk, if there is some.
+    beside: Option<Arc<File>>,
     /// Where the ledger is, if there is one.
     ledger: Option<LedgerPlace>,
 }
@@ -249,7 +251,7 @@ impl Image {
     fn new(file: File, superblock: Superblock, layout: Layout) -> Self {
         let file = Arc::new(file);
         let durable = superblock.mode != Mode::Plain && !is_in_memory(&file);
-        Self { file, superblock, layout, host: None, head: None, durable, ledger: None }
+        Self { file, superblock, layout, host: None, head: None, durable, beside: None, ledger: None }
     }
 
     /// Makes an image at `path`, where there is none.
@@ -357,28 +359,38 @@ impl Image {
         self.durable && !self.superblock.checkpoints
     }
 
-    /// With a ledger, if it is in memory and this is a worker, who finds there what the one before
-    /// noted. Else with none, even if a device that opened `self` has one: a ledger has one writer.
+    /// Memory for the ledger of an image that is on a disk: a file for [`Self::beside`].
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn new_ledger() -> io::Result<File> {
+        Ok(memfd_create("lamina-ledger", MFdFlags::MFD_CLOEXEC)?.into())
+    }
+
+    /// With its ledger in `ledger`, which each worker of a holder is given.
+    #[must_use]
+    pub fn beside(self, ledger: File) -> Self {
+        Self { beside: Some(Arc::new(ledger)), ..self }
+    }
+
+    /// With a ledger, if there is memory for it and this is a worker, who finds there what the one
+    /// before noted. Else with none, even if a device that opened `self` has one: a ledger has one
+    /// writer. It is settled by now.
     #[must_use]
     pub fn with_ledger(mut self, worker: Option<Worker>) -> Self {
         self.ledger = None;
-        let Some(worker) = worker else { return self };
-        // What checkpoints name is held besides, and the ledger does not know of it.
-        let has_checkpoints = self.durable || self.superblock.checkpoints;
-        if !self.is_in_memory() || has_checkpoints || self.superblock.mode == Mode::Plain {
-            return self;
-        }
-        let Layout { gcomp, index, segments, .. } = &self.layout;
-        let parts = [gcomp, index, segments].map(|part| part.end - part.start);
-        let chunks = chunks_in(self.superblock.store_bytes);
-        let sizes = (self.superblock.base_bytes / BLOCK_BYTES as u64, chunks);
-        match LedgerPlace::open(
-            &self.file,
-            self.layout.bytes(true).next_multiple_of(ALIGN),
-            sizes,
-            &parts,
-            worker,
-        ) {
+        let Some(worker) = worker.filter(|_| self.superblock.mode != Mode::Plain) else { return self };
+        let (file, start) = match &self.beside {
+            // Without checkpoints nobody hears that the disk failed.
+            Some(_) if self.head.is_none() => return self,
+            Some(file) => (file, 0),
+            None if self.is_in_memory() => (&self.file, self.layout.bytes(true).next_multiple_of(ALIGN)),
+            None => return self,
+        };
+        let Layout { gcomp, index, segments, copies: [copy, other], .. } = &self.layout;
+        let parts: [_; PARTS] = [gcomp, index, segments, copy, other].map(|part| part.end - part.start);
+        let sizes = (self.superblock.base_bytes / BLOCK_BYTES as u64, chunks_in(self.superblock.store_bytes));
+        match LedgerPlace::open(file, start, sizes, &parts, worker) {
             Ok(ledger) => Self { ledger: Some(ledger), ..self },
             Err(why) => {
                 tracing::warn!("what is stored will be counted anew when a worker dies: {why}");
@@ -389,7 +401,7 @@ impl Image {
 
     /// Its ledger.
     pub(super) fn ledger(&self) -> Result<Option<Ledger>, StoreError> {
-        self.ledger.as_ref().map(|place| place.ledger(&self.file)).transpose()
+        self.ledger.as_ref().map(LedgerPlace::ledger).transpose()
     }
 
     /// As if it were on a disk, for tests and fuzzing.
@@ -438,10 +450,8 @@ impl Image {
     /// The plane indexes of both checkpoints.
     pub(super) fn copies(&self) -> Result<[Memory; 2], StoreError> {
         let [one, other] = &self.layout.copies;
-        Ok([
-            self.map("checkpoints of the plane index", one)?,
-            self.map("checkpoints of the plane index", other)?,
-        ])
+        let map = |range, number| self.map_growing("checkpoints of the plane index", range, number, None);
+        Ok([map(one, 3)?, map(other, 4)?])
     }
 
     pub(super) fn shared_file(&self) -> Arc<File> {
@@ -494,11 +504,11 @@ impl Image {
     /// # Errors
     /// [`StoreError`] if they cannot be mapped.
     pub fn gcomp(&self) -> Result<Memory, StoreError> {
-        self.map_growing("comparison with gcomp", &self.layout.gcomp, 0)
+        self.map_growing("comparison with gcomp", &self.layout.gcomp, 0, self.host.clone())
     }
 
     pub(super) fn index(&self) -> Result<Memory, StoreError> {
-        self.map_growing("plane index", &self.layout.index, 1)
+        self.map_growing("plane index", &self.layout.index, 1, self.host.clone())
     }
 
     /// The segments, or the words of a plain device.
@@ -506,7 +516,7 @@ impl Image {
     /// # Errors
     /// [`StoreError`] if they cannot be mapped.
     pub fn segments(&self) -> Result<Memory, StoreError> {
-        self.map_growing("segment store", &self.layout.segments, 2)
+        self.map_growing("segment store", &self.layout.segments, 2, self.host.clone())
     }
 
     fn map(&self, what: &'static str, range: &Range<u64>) -> Result<Memory, StoreError> {
@@ -519,10 +529,11 @@ impl Image {
         what: &'static str,
         range: &Range<u64>,
         number: usize,
+        host: Option<Arc<HostMemory>>,
     ) -> Result<Memory, StoreError> {
         let bits = self.ledger.as_ref().map(|ledger| ledger.bits(number));
         let bytes = range.end - range.start;
-        Memory::part_with_bits(what, &self.file, range.start, bytes, self.host.clone(), bits)
+        Memory::part_with_bits(what, &self.file, range.start, bytes, host, bits)
     }
 }
 

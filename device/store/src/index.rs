@@ -84,9 +84,8 @@ impl Pages {
         (0..self.0.bytes()).step_by(8).for_each(|at| self.0.number(at).store(u64::MAX, Relaxed));
     }
 
-    fn add_all(&self, ranges: &[Range<usize>]) {
-        let pages = ranges.iter().flat_map(|range| range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES));
-        pages.for_each(|page| self.add(page));
+    fn add_all(&self, range: Range<usize>) {
+        (range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES)).for_each(|page| self.add(page));
     }
 
     fn all(&self) -> impl Iterator<Item = usize> {
@@ -134,8 +133,7 @@ impl Index {
         checkpoint::ensure_copies(&index.memory, &copies)?;
         let changed = [Pages::new(blocks)?, Pages::new(blocks)?];
         for (changed, copy) in changed.iter().zip(&copies) {
-            changed.add_all(&index.memory.populated());
-            changed.add_all(&copy.populated());
+            index.memory.all_touched().chain(copy.all_touched()).for_each(|range| changed.add_all(range));
         }
         index.watching.get_mut().changed = Some(changed);
         index.checkpoints = Some((head, copies.map(Arc::new)));

@@ -1,48 +1,45 @@
-//! The ledger: what the entries of a store in memory add up to, kept beside them, so that the
+//! The ledger: what the entries of a store add up to, kept in memory beside them, so that the
 //! worker after one that was killed reads no index.
 //!
-//! The rules:
-//! * The ledger says which segments are in use and by which block (the *occupancy*), and, as of
-//!   some moment, the *accounts*: numbers that the device counts of entries, and which blocks are
-//!   lost. Which units of the image have room is kept there too, by [`Memory`].
+//! It lies behind an image in memory, and in a file of its own, of memory that the holder keeps, if
+//! the image is on a disk: the page cache has then all that a killed worker stored, and whatever
+//! ends the holder too ends the ledger. The rules:
+//! * The ledger says which segments are in use and by which block (the *occupancy*), which of them
+//!   are [held](super::segments), and, as of some moment, the *accounts*: numbers that the device
+//!   counts of entries, and which blocks are lost. Which units of the image have room is kept there
+//!   too, by [`Memory`].
 //! * A *generation* begins when accounts are written, at a moment when nothing is being changed.
 //!   Its number is stored last, in one store of the processor.
 //! * Before the occupancy of a segment or an entry changes, that is noted in the generation's
-//!   *log*: the block, and what its entry was, or which segment is taken for it.
-//! * So all that may differ from the ledger is named in the log, between whatever stores the
-//!   process is killed. The next worker looks at the entries of the blocks in the log: a segment in
-//!   the log is in use if one of them names it, and the accounts change by what became of each. To
-//!   do that twice does no harm.
+//!   *log*: the block, and what its entry was, or which segment is taken for it. What is let go was
+//!   held: that it is, is said by the chunk's state before and until after its bit in the ledger is.
+//! * So all that may differ from the ledger is named in the log or lies in a chunk with held
+//!   segments, between whatever stores the process is killed. The next worker looks at the entries
+//!   of the blocks in the log: a segment in the log is in use if one of them names it, and is held
+//!   from now on if it was not free and none does; the accounts change by what became of each. To do
+//!   that twice does no harm.
 //! * The ledger counts for the worker right after the one that wrote it, as the holder of both
 //!   numbers them. If another was between, maybe of a program that knows no ledger, if the log is
-//!   full, or the accounts are not those of the tables, all entries are looked at.
+//!   full, a sync failed, or the accounts are not those of the tables, all entries are looked at.
 
-use std::{
-    collections::BTreeMap,
-    fs::File,
-    os::fd::AsFd,
-    sync::{
-        Arc,
-        atomic::{
-            AtomicBool, AtomicU64,
-            Ordering::{Relaxed, Release},
-            fence,
-        },
-    },
+mod place;
+mod takeover;
+
+use std::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{Relaxed, Release},
+    fence,
 };
 
-use nix::fcntl::{FallocateFlags, fallocate};
-
+use self::place::{CHUNKS_USED_AT, GENERATION_AT, LAST_AT, NOTED_AT, PLACES_AT, Parts, owners_before};
+pub(super) use self::place::{LedgerPlace, PARTS, bits_bytes};
 use super::{
     StoreError,
-    entry::{ENTRY_BYTES, Entry, Version},
+    entry::{ENTRY_BYTES, Entry},
     geometry::{CHUNK_GRANULES, MAX_GRANULES},
-    index::Index,
-    memory::{BitsAt, Memory, UNIT_BYTES},
+    memory::Memory,
 };
-use crate::GRANULE_BYTES;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"LAMLEDG\x01");
 /// Records of a log.
 const LOG_RECORDS: u64 = 1 << 14;
 /// Records after which a new generation should begin.
@@ -51,34 +48,13 @@ const LOG_FULL: u64 = LOG_RECORDS / 2;
 const RECORD_BYTES: usize = 16 + ENTRY_BYTES;
 /// Bytes of each of the two places for accounts: 700 000 tensors' and more.
 const ACCOUNTS_BYTES: usize = 16 << 20;
-/// Bytes of the chunks' states: the length of a chunk's segments, and how many are in use.
+/// Bytes of the chunks' states: see [`State`].
 const STATE_BYTES: usize = 8;
-/// Bytes of a chunk's map: a bit for the first granule of each segment in use.
+/// Bytes of a chunk's map, of segments in use or held: a bit for the first granule of each.
 const MAP_BYTES: usize = CHUNK_GRANULES / 8;
 /// Segments of the chunks with the fewest.
 const MIN_SLOTS: usize = 16;
 const _: () = assert!(CHUNK_GRANULES / MAX_GRANULES < MIN_SLOTS && MIN_SLOTS * 64 == CHUNK_GRANULES);
-
-// Words of the header.
-const MAGIC_AT: usize = 0;
-const WORKER_AT: usize = 8;
-/// The generation; 0 if the ledger does not count.
-const GENERATION_AT: usize = 16;
-/// Records that were begun.
-const NOTED_AT: usize = 24;
-/// Chunks that were ever used are before this one.
-const CHUNKS_USED_AT: usize = 32;
-const BLOCKS_AT: usize = 40;
-const CHUNKS_AT: usize = 48;
-/// The last generation that there was.
-const LAST_AT: usize = 56;
-/// Of both places for accounts: words of the accounts, lost blocks, CRC-32C of both and of the
-/// generation.
-const PLACES_AT: [usize; 2] = [64, 128];
-const HOLDER_AT: usize = 192;
-/// Of each part of the image: 1 once its bits say what there is.
-const BITS_KNOWN_AT: [usize; 3] = [200, 208, 216];
-const HEADER_BYTES: usize = 4096;
 
 /// What is noted.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -89,18 +65,6 @@ enum Noted {
     Segment = 1,
 }
 
-/// Where the parts are, from the ledger's beginning on.
-#[derive(Clone, Debug)]
-struct Parts {
-    accounts: usize,
-    log: usize,
-    states: usize,
-    maps: usize,
-    owners: usize,
-    bits: usize,
-    end: usize,
-}
-
 /// A process that serves an image, after others of the same holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Worker {
@@ -108,17 +72,6 @@ pub struct Worker {
     pub holder: u64,
     /// How many workers its holder had before.
     pub number: u64,
-}
-
-/// Where a ledger lies, and whether what it says counts for this process.
-#[derive(Clone, Debug)]
-pub(super) struct LedgerPlace {
-    start: u64,
-    parts: Parts,
-    chunks: usize,
-    follows: bool,
-    /// Where the bits of parts of the image are.
-    bits: [BitsAt; 3],
 }
 
 /// The ledger of a store.
@@ -154,119 +107,6 @@ pub(super) struct Found {
     pub(super) lost: Vec<u64>,
 }
 
-impl LedgerPlace {
-    /// Finds or makes the ledger of `worker`, behind the `end` of an image in memory with so many
-    /// blocks and chunks, and with parts of these sizes of which it keeps bits.
-    pub(super) fn open(
-        file: &Arc<File>,
-        end: u64,
-        (blocks, chunks): (u64, usize),
-        parts: &[u64; 3],
-        worker: Worker,
-    ) -> Result<Self, StoreError> {
-        let places = Parts::of(chunks, parts);
-        let length = end + places.end as u64;
-        let no_room = |source| StoreError::NoRoom { what: "ledger", source };
-        if file.metadata().map_err(no_room)?.len() < length {
-            file.set_len(length).map_err(no_room)?;
-        }
-        let header = Memory::part("ledger", file, end, HEADER_BYTES as u64, None)?;
-        let word = |at| header.number(at).load(Relaxed);
-        header.ensure(0..HEADER_BYTES)?;
-        let sizes = [(BLOCKS_AT, blocks), (CHUNKS_AT, chunks as u64)];
-        let same = word(MAGIC_AT) == MAGIC && sizes.iter().all(|(at, size)| word(*at) == *size);
-        let follows =
-            same && word(HOLDER_AT) == worker.holder && word(WORKER_AT).checked_add(1) == Some(worker.number);
-        if !follows {
-            header.write(MAGIC_AT, &0_u64.to_le_bytes());
-            let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-            let range = (end + HEADER_BYTES as u64, (places.end - HEADER_BYTES) as u64);
-            fallocate(file.as_fd(), hole, signed(range.0), signed(range.1))
-                .map_err(|why| no_room(why.into()))?;
-            let zeros = [GENERATION_AT, NOTED_AT, CHUNKS_USED_AT, LAST_AT].into_iter().chain(BITS_KNOWN_AT);
-            for (at, size) in sizes.into_iter().chain(zeros.map(|at| (at, 0))) {
-                header.write(at, &size.to_le_bytes());
-            }
-        }
-        // A store into the bits takes no room then.
-        let keep = FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        fallocate(file.as_fd(), keep, signed(end + places.bits as u64), signed(all_bits_bytes(parts)))
-            .map_err(|why| no_room(why.into()))?;
-        let mut next = end + places.bits as u64;
-        let bits = std::array::from_fn(|part| {
-            let offset = next;
-            next += 2 * bits_bytes(parts[part]);
-            // Who made them may have died meanwhile.
-            let known = word(BITS_KNOWN_AT[part]) == 1;
-            BitsAt { offset, known, known_at: end + BITS_KNOWN_AT[part] as u64 }
-        });
-        fence(Release);
-        header.write(HOLDER_AT, &worker.holder.to_le_bytes());
-        header.write(WORKER_AT, &worker.number.to_le_bytes());
-        header.write(MAGIC_AT, &MAGIC.to_le_bytes());
-        Ok(Self { start: end, parts: places, chunks, follows, bits })
-    }
-
-    /// Where the bits of part number `part` are.
-    pub(super) fn bits(&self, part: usize) -> BitsAt {
-        self.bits[part]
-    }
-
-    /// The ledger there.
-    pub(super) fn ledger(&self, file: &Arc<File>) -> Result<Ledger, StoreError> {
-        let bytes = self.parts.bits as u64;
-        let memory = Memory::part("ledger", file, self.start, bytes, None)?;
-        let generation = memory.number(GENERATION_AT).load(Relaxed);
-        let generation = AtomicU64::new(if self.follows { generation } else { 0 });
-        let Self { parts, chunks, follows, .. } = self.clone();
-        Ok(Ledger {
-            memory,
-            parts,
-            chunks,
-            generation,
-            broken: AtomicBool::new(false),
-            follows,
-            taken: AtomicBool::new(false),
-        })
-    }
-}
-
-impl Parts {
-    fn of(chunks: usize, parts: &[u64; 3]) -> Self {
-        let mut end = HEADER_BYTES;
-        let mut next = |bytes: usize| {
-            let start = end;
-            end = (start + bytes).next_multiple_of(UNIT_BYTES);
-            start
-        };
-        let _header = next(0);
-        let accounts = next(2 * ACCOUNTS_BYTES);
-        let log = next(usize::try_from(LOG_RECORDS).expect("a few thousand") * RECORD_BYTES);
-        let states = next(chunks * STATE_BYTES);
-        let maps = next(chunks * MAP_BYTES);
-        // Chunks of 16, 32, … 1024 segments lie apart, each kind with room for all.
-        let owners = next(owners_before(chunks, CHUNK_GRANULES * 2));
-        let bits = next(usize::try_from(all_bits_bytes(parts)).expect("less than the parts"));
-        Self { accounts, log, states, maps, owners, bits, end }
-    }
-}
-
-/// Bytes of bits for the units of a part.
-pub(super) fn bits_bytes(part: u64) -> u64 {
-    // Whole pages, as they are mapped.
-    part.div_ceil(UNIT_BYTES as u64 * 8).max(1).next_multiple_of(4096)
-}
-
-/// Bytes of the bits of all parts, of which each has two sets.
-fn all_bits_bytes(parts: &[u64; 3]) -> u64 {
-    parts.iter().map(|part| 2 * bits_bytes(*part)).sum()
-}
-
-/// Bytes of the owners of all chunks with room for fewer than `slots` segments, a power of two.
-const fn owners_before(chunks: usize, slots: usize) -> usize {
-    chunks * (slots - MIN_SLOTS) * 8
-}
-
 impl Ledger {
     /// Whether what the last process noted counts.
     pub(super) fn follows(&self) -> bool {
@@ -291,7 +131,7 @@ impl Ledger {
     }
 
     /// Says that the ledger does not count, and will not as long as this process lives.
-    fn break_off(&self) {
+    pub(super) fn break_off(&self) {
         self.broken.store(true, Relaxed);
         self.give_up();
     }
@@ -364,61 +204,92 @@ impl Ledger {
         fence(Release);
     }
 
-    /// Notes that a segment is in use by `block` from now on.
-    pub(super) fn occupy(&self, chunk: &State, granule: usize, block: u64) {
-        self.note_segment(block, granule, chunk.length);
-        if self.write_slot(chunk, granule, Some(block)).is_err() {
+    /// Notes that a segment of `length` granules is in use by `block` from now on.
+    pub(super) fn occupy(&self, length: usize, granule: usize, block: u64) {
+        self.note_segment(block, granule, length);
+        self.unless_broken(|| self.take(length, granule, block));
+    }
+
+    /// Notes that a segment is free. It is in the log, as the one of an entry that was replaced, or
+    /// as one that was taken and is given back; or it was held.
+    pub(super) fn vacate(&self, granule: usize) {
+        self.unless_broken(|| {
+            let chunk = granule / CHUNK_GRANULES;
+            let State { length, used, held } = self.state(chunk);
+            self.set_bit(self.parts.maps, granule, false)?;
+            let was_held = held > 0 && self.has_bit(self.parts.held, granule);
+            if was_held {
+                self.set_bit(self.parts.held, granule, false)?;
+            }
+            let held = held - usize::from(was_held);
+            self.write_state(chunk, State { length, used: used.saturating_sub(1), held })
+        });
+    }
+
+    /// Notes that a segment is held, which no entry names any more. It is in the log, as the one of
+    /// an entry that was replaced, unless this store was opened without the ledger.
+    pub(super) fn hold(&self, granule: usize) {
+        self.unless_broken(|| {
+            let chunk = granule / CHUNK_GRANULES;
+            let state = self.state(chunk);
+            // First, so that who follows looks at the chunk.
+            self.write_state(chunk, State { held: state.held + 1, ..state })?;
+            self.set_bit(self.parts.held, granule, true)
+        });
+    }
+
+    /// Writes to the occupancy; it counts no more if there is no room.
+    fn unless_broken(&self, write: impl FnOnce() -> Result<(), StoreError>) {
+        if !self.broken.load(Relaxed) && write().is_err() {
             self.break_off();
         }
     }
 
-    /// Notes that a segment is free. It is in the log: as the one of an entry that was replaced, or
-    /// as one that was taken and is given back.
-    pub(super) fn vacate(&self, chunk: &State, granule: usize) {
-        if self.write_slot(chunk, granule, None).is_err() {
-            self.break_off();
-        }
-    }
-
-    /// Writes the state of the chunk of a segment, and whose that is.
-    fn write_slot(&self, state: &State, granule: usize, owner: Option<u64>) -> Result<(), StoreError> {
-        let (chunk, inside) = (granule / CHUNK_GRANULES, granule % CHUNK_GRANULES);
+    fn take(&self, length: usize, granule: usize, block: u64) -> Result<(), StoreError> {
+        let chunk = granule / CHUNK_GRANULES;
         let used = chunk as u64 + 1;
         if self.word(CHUNKS_USED_AT) < used {
             self.memory.write(CHUNKS_USED_AT, &used.to_le_bytes());
         }
-        let map = self.map_at(chunk) + inside / 64 * 8;
-        self.memory.ensure(map..map + 8)?;
-        let bit = 1 << (inside % 64);
-        let bits = self.word(map);
-        if let Some(block) = owner {
-            let at = self.owner_at(chunk, state.length, inside / state.length);
-            self.memory.ensure(at..at + 8)?;
-            self.memory.write(at, &block.to_le_bytes());
-            self.memory.write(map, &(bits | bit).to_le_bytes());
-        } else {
-            self.memory.write(map, &(bits & !bit).to_le_bytes());
-        }
-        self.write_state(chunk, state)
+        self.write_owner(length, granule, block)?;
+        self.set_bit(self.parts.maps, granule, true)?;
+        let state = self.state(chunk);
+        self.write_state(chunk, State { length, used: state.used + 1, ..state })
     }
 
-    fn write_state(&self, chunk: usize, state: &State) -> Result<(), StoreError> {
+    fn write_owner(&self, length: usize, granule: usize, block: u64) -> Result<(), StoreError> {
+        let at = self.owner_at(granule / CHUNK_GRANULES, length, granule % CHUNK_GRANULES / length);
+        self.memory.ensure(at..at + 8)?;
+        self.memory.write(at, &block.to_le_bytes());
+        Ok(())
+    }
+
+    /// Sets or clears the bit of a granule in the maps from `maps` on.
+    fn set_bit(&self, maps: usize, granule: usize, is: bool) -> Result<(), StoreError> {
+        let (at, bit) = bit_at(maps, granule);
+        self.memory.ensure(at..at + 8)?;
+        let bits = self.word(at);
+        let bits = if is { bits | bit } else { bits & !bit };
+        self.memory.write(at, &bits.to_le_bytes());
+        Ok(())
+    }
+
+    fn has_bit(&self, maps: usize, granule: usize) -> bool {
+        let (at, bit) = bit_at(maps, granule);
+        self.read_word(at) & bit != 0
+    }
+
+    fn write_state(&self, chunk: usize, state: State) -> Result<(), StoreError> {
         let at = self.state_at(chunk);
         self.memory.ensure(at..at + STATE_BYTES)?;
-        let length = if state.used == 0 { 0 } else { state.length };
-        let word = length as u64 | (state.used as u64) << 32;
-        self.memory.write(at, &word.to_le_bytes());
+        self.memory.write(at, &state.word().to_le_bytes());
         Ok(())
     }
 
     /// Writes all of a chunk that was found: its segments' slots and owners.
     pub(super) fn adopt(&self, chunk: usize, length: usize, owners: impl Iterator<Item = (usize, u64)>) {
-        let mut state = State { length, used: 0 };
         for (slot, block) in owners {
-            state.used += 1;
-            if self.write_slot(&state, chunk * CHUNK_GRANULES + slot * length, Some(block)).is_err() {
-                return self.break_off();
-            }
+            self.unless_broken(|| self.take(length, chunk * CHUNK_GRANULES + slot * length, block));
         }
     }
 
@@ -430,14 +301,15 @@ impl Ledger {
     /// Forgets whose segments are whose: that is found anew.
     pub(super) fn vacate_all(&self) {
         for (chunk, state) in self.states().into_iter().enumerate() {
-            let map = self.map_at(chunk)..self.map_at(chunk) + MAP_BYTES;
-            let written = self.memory.ensure(map.clone()).and_then(|()| {
-                self.memory.write(map.start, &[0; MAP_BYTES]);
-                if state.length > 0 { self.write_state(chunk, &State { used: 0, ..state }) } else { Ok(()) }
+            self.unless_broken(|| {
+                for maps in [Some(self.parts.maps), Some(self.parts.held).filter(|_| state.held > 0)] {
+                    if let Some(at) = maps.map(|maps| maps + chunk * MAP_BYTES) {
+                        self.memory.ensure(at..at + MAP_BYTES)?;
+                        self.memory.write(at, &[0; MAP_BYTES]);
+                    }
+                }
+                self.write_state(chunk, State::default())
             });
-            if written.is_err() {
-                return self.break_off();
-            }
         }
     }
 
@@ -455,19 +327,24 @@ impl Ledger {
 
     /// The slots of a chunk of segments of `length` that are in use, each with its block.
     pub(super) fn segments(&self, chunk: usize, length: usize) -> Vec<(usize, u64)> {
+        let slots = self.slots(self.parts.maps, chunk, length);
+        slots.map(|slot| (slot, self.read_word(self.owner_at(chunk, length, slot)))).collect()
+    }
+
+    /// The slots of a chunk of segments of `length` that are held.
+    pub(super) fn held(&self, chunk: usize, length: usize) -> impl Iterator<Item = usize> {
+        self.slots(self.parts.held, chunk, length)
+    }
+
+    fn slots(&self, maps: usize, chunk: usize, length: usize) -> impl Iterator<Item = usize> + use<> {
         let mut map = [0; MAP_BYTES];
-        self.memory.read(self.map_at(chunk), &mut map);
-        let is_used = |slot: &usize| map[slot * length / 8] >> (slot * length % 8) & 1 == 1;
-        let used = (0..CHUNK_GRANULES / length).filter(is_used);
-        used.map(|slot| (slot, self.read_word(self.owner_at(chunk, length, slot)))).collect()
+        self.memory.read(maps + chunk * MAP_BYTES, &mut map);
+        (0..CHUNK_GRANULES / length)
+            .filter(move |slot| map[slot * length / 8] >> (slot * length % 8) & 1 == 1)
     }
 
     fn state_at(&self, chunk: usize) -> usize {
         self.parts.states + chunk * STATE_BYTES
-    }
-
-    fn map_at(&self, chunk: usize) -> usize {
-        self.parts.maps + chunk * MAP_BYTES
     }
 
     fn owner_at(&self, chunk: usize, length: usize, slot: usize) -> usize {
@@ -486,143 +363,35 @@ impl Ledger {
         self.memory.read(at, &mut word);
         u64::from_le_bytes(word)
     }
+}
 
-    /// The accounts of this generation, and its lost blocks; `None` if they do not check.
-    fn accounts(&self) -> Option<(Vec<u64>, Vec<u64>)> {
-        let generation = self.generation.load(Relaxed);
-        let place = usize::from(generation % 2 == 1);
-        let word = |number: usize| self.word(PLACES_AT[place] + 8 * number);
-        let words = |number| usize::try_from(word(number)).ok().filter(|words| *words <= ACCOUNTS_BYTES / 8);
-        let (accounts, lost) = (words(0)?, words(1)?);
-        let all = (accounts + lost) * 8;
-        if all > ACCOUNTS_BYTES {
-            return None;
-        }
-        let mut bytes = vec![0; all];
-        self.memory.read(self.parts.accounts + place * ACCOUNTS_BYTES, &mut bytes);
-        if check(&bytes, generation) != word(2) {
-            return None;
-        }
-        let words = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
-        let mut words: Vec<_> = words.collect();
-        let lost = words.split_off(accounts);
-        Some((words, lost))
-    }
-
-    /// What was noted in this generation, in order: what, the block, and what of it.
-    fn noted(&self) -> Vec<(Noted, u64, [u8; ENTRY_BYTES])> {
-        let generation = self.generation.load(Relaxed);
-        let count = self.word(NOTED_AT).min(LOG_RECORDS);
-        let records = 0..usize::try_from(count).expect("a few thousand");
-        let record = |number: usize| {
-            let mut record = [0; RECORD_BYTES];
-            self.memory.read(self.parts.log + number * RECORD_BYTES, &mut record);
-            let word = |at: usize| u64::from_le_bytes(*record[at..].first_chunk().expect("eight bytes"));
-            let what = [Noted::Entry, Noted::Segment];
-            let what = what.into_iter().find(|what| stamp(generation, *what) == word(0))?;
-            Some((what, word(8), *record[16..].first_chunk().expect("an entry")))
-        };
-        records.filter_map(record).collect()
-    }
-
-    /// What the store is, if `accept` takes the accounts; the occupancy says so too from now on.
-    ///
-    /// # Errors
-    /// [`StoreError::NoRoom`], which cannot be where the process before had room.
-    pub(super) fn take_over(
-        &self,
-        index: &Index,
-        version: Version,
-        accept: impl FnOnce(&[u64]) -> bool,
-    ) -> Result<Option<Found>, StoreError> {
-        let Some((accounts, lost)) = self.accounts().filter(|(accounts, _)| accept(accounts)) else {
-            return Ok(None);
-        };
-        let mut before: BTreeMap<u64, Option<Entry>> = BTreeMap::new();
-        let mut doubtful = Vec::new();
-        let granules = |entry: &Entry| {
-            let place = entry.place.as_ref()?;
-            let length = place.stored.bytes().div_ceil(GRANULE_BYTES);
-            let granule = usize::try_from(place.segment).ok()?;
-            let inside = granule / CHUNK_GRANULES < self.chunks && length <= MAX_GRANULES;
-            (length > 0 && inside).then_some((granule, length))
-        };
-        for (what, block, body) in self.noted() {
-            if block >= index.blocks() {
-                return Ok(None);
-            }
-            match what {
-                Noted::Entry => {
-                    let old = Entry::decode(version, &body).unwrap_or_default();
-                    doubtful.extend(granules(&old).map(|(granule, _)| granule));
-                    before.entry(block).or_default().get_or_insert(old);
-                }
-                Noted::Segment => {
-                    let granule = u64::from_le_bytes(*body.first_chunk().expect("eight bytes"));
-                    let granule = usize::try_from(granule).ok();
-                    let Some(granule) = granule.filter(|at| at / CHUNK_GRANULES < self.chunks) else {
-                        return Ok(None);
-                    };
-                    doubtful.push(granule);
-                    before.entry(block).or_default();
-                }
-            }
-        }
-        // No doubtful segment is in use, but those that entries name.
-        let mut chunks: BTreeMap<usize, State> = BTreeMap::new();
-        for granule in doubtful {
-            let chunk = granule / CHUNK_GRANULES;
-            chunks.entry(chunk).or_insert_with(|| self.state(chunk));
-            let map = self.map_at(chunk) + granule % CHUNK_GRANULES / 64 * 8;
-            self.memory.ensure(map..map + 8)?;
-            let bits = self.word(map) & !(1 << (granule % 64));
-            self.memory.write(map, &bits.to_le_bytes());
-        }
-        let mut lost: std::collections::BTreeSet<u64> = lost.into_iter().collect();
-        let mut changed = Vec::new();
-        for (block, old) in before {
-            let new = index.get(block);
-            if new.is_err() {
-                lost.insert(block)
-            } else {
-                lost.remove(&block)
-            };
-            let new = new.unwrap_or_default();
-            if let Some((granule, length)) = granules(&new) {
-                let chunk = granule / CHUNK_GRANULES;
-                let state = State { length, ..self.state(chunk) };
-                chunks.insert(chunk, state);
-                self.write_slot(&state, granule, Some(block))?;
-            }
-            if let Some(old) = old {
-                changed.push(Changed { block, old, new });
-            }
-        }
-        for (chunk, state) in chunks {
-            let mut map = [0; MAP_BYTES];
-            self.memory.read(self.map_at(chunk), &mut map);
-            let used = map.iter().map(|byte| byte.count_ones() as usize).sum();
-            self.write_state(chunk, &State { used, ..state })?;
-        }
-        self.taken.store(true, Relaxed);
-        Ok(Some(Found { accounts, changed, lost: lost.into_iter().collect() }))
-    }
+/// The word of maps from `maps` on where a granule's bit is, and the bit.
+fn bit_at(maps: usize, granule: usize) -> (usize, u64) {
+    (maps + granule / 64 * 8, 1 << (granule % 64))
 }
 
 /// What a chunk is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct State {
     /// Granules of each of its segments; 0 while it is free.
     pub(super) length: usize,
-    /// Segments in use.
+    /// Segments in use, those that are held among them.
     pub(super) used: usize,
+    /// Segments that are held, or are about to be.
+    pub(super) held: usize,
 }
 
 impl State {
     fn of(word: u64) -> Self {
-        let half = |word: u64| usize::try_from(word & u64::from(u32::MAX)).expect("32 bits");
-        let (length, used) = (half(word), half(word >> 32));
-        Self { length: length.min(MAX_GRANULES), used: used.min(CHUNK_GRANULES) }
+        let part = |shift: u32, most: usize| {
+            usize::try_from(word >> shift & 0xffff).map_or(most, |part| part.min(most))
+        };
+        Self { length: part(0, MAX_GRANULES), used: part(16, CHUNK_GRANULES), held: part(32, CHUNK_GRANULES) }
+    }
+
+    fn word(self) -> u64 {
+        let Self { length, used, held } = if self.used == 0 { Self::default() } else { self };
+        length as u64 | (used as u64) << 16 | (held as u64) << 32
     }
 }
 
@@ -633,8 +402,4 @@ fn check(accounts: &[u8], generation: u64) -> u64 {
 
 fn stamp(generation: u64, what: Noted) -> u64 {
     generation << 1 | what as u64
-}
-
-fn signed(at: u64) -> i64 {
-    i64::try_from(at).expect("an image's size is checked")
 }

@@ -326,9 +326,13 @@ impl Store {
         }
         if let Some(ledger) = store.ledger.as_ref().filter(|ledger| ledger.follows())
             && let Some(ledger::Found { accounts, changed, lost }) =
-                ledger.take_over(&store.index, store.index.version(), accept)?
+                ledger.take_over(&store.index, store.index.version(), accept)
         {
             store.segments.take_over(ledger);
+            if image.head().is_some() {
+                store.segments.make_checkpoints(&[]);
+            }
+            store.segments.let_go();
             for block in &lost {
                 store.losses.note(*block, Why::found());
             }
@@ -626,7 +630,7 @@ impl Store {
         }
         if let Some(checkpoints) = self.checkpoints.get() {
             self.forced.fetch_add(1, Ordering::Relaxed);
-            if let Err(why) = checkpoints.make(self) {
+            if let Err(why) = self.unless_failed(checkpoints.make(self)) {
                 tracing::error!("what was freed since the last sync stays held: {why}");
             }
         }
@@ -672,10 +676,6 @@ impl Store {
     pub fn keep_accounts(&self, accounts: &[u64]) {
         let Some(ledger) = &self.ledger else { return };
         let _moving = self.moving.write();
-        // What is held is freed later, and the log has to name it then.
-        if self.segments.kept_bytes() > 0 {
-            return;
-        }
         let lost = self.losses.listed().into_iter().map(|loss| loss.block);
         let lost: Vec<_> = lost.filter(|block| self.index.get(*block).is_err()).collect();
         ledger.begin(accounts, &lost);
@@ -700,7 +700,17 @@ impl Store {
         let checkpoints = self.checkpoints.get()?;
         let made = if last { checkpoints.make_last(self) } else { checkpoints.make(self) };
         self.let_go();
-        Some(made)
+        Some(self.unless_failed(made))
+    }
+
+    /// Whether a checkpoint was made. If not, what the disk gives back of the image may be older
+    /// than what was noted of it.
+    fn unless_failed(&self, made: io::Result<()>) -> io::Result<()> {
+        made.inspect_err(|_| {
+            if let Some(ledger) = &self.ledger {
+                ledger.break_off();
+            }
+        })
     }
 
     /// Waits until a checkpoint should be made because much is held, or for so long.
@@ -768,6 +778,12 @@ impl Store {
     /// An entry's bytes, in the version of this store.
     fn encode(&self, entry: &Entry) -> [u8; ENTRY_BYTES] {
         entry.encode(self.index.version())
+    }
+
+    /// What is held for copies of the index: first granules, and how many.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn held_segments(&self) -> Vec<(usize, usize)> {
+        self.segments.held_segments()
     }
 
     /// Frees what [`Store::prepare`] took.

@@ -60,9 +60,11 @@ struct Part {
     failpoints: super::failpoints::Failpoints,
 }
 
-/// Where in a file the bits of a part's units are: which have room, then which may hold anything.
-#[derive(Clone, Copy, Debug)]
+/// Where the bits of a part's units are: which have room, then which may hold anything.
+#[derive(Clone, Debug)]
 pub(super) struct BitsAt {
+    /// The file they are in, and where.
+    pub(super) file: Arc<File>,
     pub(super) offset: u64,
     /// Whether they say what there is.
     pub(super) known: bool,
@@ -105,12 +107,12 @@ impl Memory {
     ) -> Result<Self, StoreError> {
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
         let region = map(what, bytes, flags, Some(FileOffset::from_arc(Arc::clone(file), offset)))?;
-        let (ensured, touched) = match at {
+        let (ensured, touched) = match &at {
             None => (bits(what, &region)?, bits(what, &region)?),
-            Some(BitsAt { offset, .. }) => {
+            Some(BitsAt { file, offset, .. }) => {
                 let bytes = ledger::bits_bytes(bytes);
                 let bits = |at| map(what, bytes, flags, Some(FileOffset::from_arc(Arc::clone(file), at)));
-                (bits(offset)?, bits(offset + bytes)?)
+                (bits(*offset)?, bits(offset + bytes)?)
             }
         };
         let part = Part {
@@ -123,7 +125,7 @@ impl Memory {
             failpoints: super::failpoints::current(),
         };
         let memory = Self { region, part: Some(Box::new(part)), touched };
-        if at.is_some_and(|at| at.known) {
+        if at.as_ref().is_some_and(|at| at.known) {
             return Ok(memory);
         }
         // Once for all: to ask of each unit whether it has a hole is to look for the next hole,
@@ -140,7 +142,8 @@ impl Memory {
             memory.touch(range);
         }
         if let Some(at) = at {
-            file.write_all_at(&1_u64.to_le_bytes(), at.known_at)
+            at.file
+                .write_all_at(&1_u64.to_le_bytes(), at.known_at)
                 .map_err(|source| StoreError::NoRoom { what, source })?;
         }
         Ok(memory)
@@ -279,6 +282,16 @@ impl Memory {
             return Some(found).filter(|found| !found.is_empty());
         }
         None
+    }
+
+    /// As [`Self::populated`], by units, and without a look at the file.
+    pub(super) fn all_touched(&self) -> impl Iterator<Item = Range<usize>> {
+        let (mut at, end) = (0, self.region.size());
+        std::iter::from_fn(move || {
+            let found = self.touched(at..end)?;
+            at = found.end;
+            Some(found)
+        })
     }
 
     /// The first place from `at` on that may hold anything but zeros, or the end.

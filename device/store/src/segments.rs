@@ -70,7 +70,7 @@ impl Segments {
         Self { memory, allocator: Mutex::new(Allocator::new(chunks_in(bytes), ledger)) }
     }
 
-    /// What the ledger says is in use, and everything else is free.
+    /// What the ledger says is in use or held, and everything else is free.
     pub(super) fn take_over(&self, ledger: &Arc<Ledger>) {
         self.allocator.lock().take_over(ledger);
     }
@@ -170,7 +170,7 @@ impl Segments {
         let mut allocator = self.allocator.lock();
         allocator.held().checkpointed(0);
         for (segment, bytes) in held {
-            allocator.held().add(index(*segment), granules(*bytes));
+            allocator.hold(index(*segment), granules(*bytes));
         }
     }
 
@@ -204,6 +204,11 @@ impl Segments {
                 return all;
             }
         }
+    }
+
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn held_segments(&self) -> Vec<(usize, usize)> {
+        self.allocator.lock().held().all()
     }
 
     /// Bytes that are held.

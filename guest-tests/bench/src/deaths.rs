@@ -1,13 +1,15 @@
-//! How long a reader of the mount waits when a worker is killed, by how much is stored.
+//! How long a reader of the mount waits when a worker is killed, by how much is stored, in memory
+//! and in an image on a disk.
 //!
 //! A reader loads 4 KiB after 4 KiB with `O_DIRECT`, so that each load is a request, and workers
 //! are killed under it; what counts is the longest load around each kill. Every load is held to
 //! what it gave before the first kill.
 
 use std::{
+    fmt,
     fs::{self, File, OpenOptions},
     os::unix::fs::{FileExt, OpenOptionsExt},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -20,7 +22,8 @@ use anyhow::{Context, Result, ensure};
 use comfy_table::Table;
 use lamina_codec::BLOCK_BYTES;
 use lamina_run::daemon::{Daemon, Serve, worker};
-use rustix::fs::OFlags;
+use lamina_store::host_memory::HostMemory;
+use rustix::fs::{OFlags, StatFs, statfs, statvfs};
 use rustix::process::{Signal, kill_process};
 
 use crate::{median, table, tile};
@@ -33,16 +36,47 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// How long each worker is left alone.
 const CALM: Duration = Duration::from_millis(300);
+/// Folders for temporary files, of which the first may be in memory.
+const FOLDERS: [&str; 2] = ["/tmp", "/var/tmp"];
+/// What the kernel calls a file system in memory.
+const TMPFS: u64 = 0x0102_1994;
 
 /// What is measured.
 #[derive(Clone, Debug)]
 pub struct Deaths {
     /// The checkpoints whose values are stored.
     pub models: Vec<PathBuf>,
-    /// Bytes that are stored, for each row.
-    pub bytes: Vec<u64>,
+    /// Where how many bytes are stored, for each row.
+    pub rows: Vec<(Lies, u64)>,
     /// Kills of each.
     pub kills: usize,
+}
+
+/// Where a device lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lies {
+    /// In memory.
+    InMemory,
+    /// In an image on a disk.
+    OnDisk,
+}
+
+impl fmt::Display for Lies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::InMemory => "in memory",
+            Self::OnDisk => "on a disk",
+        })
+    }
+}
+
+/// What was measured.
+#[derive(Debug)]
+pub struct Measured {
+    /// A row for each size.
+    pub table: Table,
+    /// What there was no room for, a line each.
+    pub skipped: Vec<String>,
 }
 
 impl Deaths {
@@ -50,28 +84,43 @@ impl Deaths {
     ///
     /// # Errors
     /// When a device does not start, a load fails or differs, or no new worker comes.
-    pub fn run(&self, doing: impl Fn(&str)) -> Result<Table> {
-        let mut out = table(&["stored data GiB", "blocks", "longest load ms", "most ms"]);
-        for &bytes in &self.bytes {
+    pub fn run(&self, doing: impl Fn(&str)) -> Result<Measured> {
+        let mut table = table(&["stored data", "GiB", "blocks", "longest load ms", "most ms"]);
+        let mut skipped = Vec::new();
+        for &(lies, bytes) in &self.rows {
             let gib = format!("{:.2}", gib(bytes));
-            doing(&format!("loading {gib} GiB"));
-            let mut waits = self.waits(bytes, |kill| {
-                doing(&format!("{gib} GiB: kill {kill} of {}", self.kills));
+            let folder = match room(lies, bytes)? {
+                Ok(folder) => folder,
+                Err(why) => {
+                    let line = format!("skipped: {gib} GiB {lies}: {why}");
+                    doing(&line);
+                    skipped.push(line);
+                    continue;
+                }
+            };
+            doing(&format!("loading {gib} GiB {lies}"));
+            let mut waits = self.waits(&folder, lies, bytes, |kill| {
+                doing(&format!("{gib} GiB {lies}: kill {kill} of {}", self.kills));
             })?;
             waits.sort_by(f64::total_cmp);
             let most = waits.last().copied().unwrap_or_default();
-            let row = [gib, (bytes / BLOCK).to_string(), ms(median(waits)), ms(most)];
-            out.add_row(row);
+            let row = [lies.to_string(), gib, (bytes / BLOCK).to_string(), ms(median(waits)), ms(most)];
+            table.add_row(row);
         }
-        Ok(out)
+        Ok(Measured { table, skipped })
     }
 
     /// Seconds of the longest load around each kill.
-    fn waits(&self, bytes: u64, doing: impl Fn(usize)) -> Result<Vec<f64>> {
-        let folder = tempfile::tempdir()?;
+    fn waits(&self, folder: &Path, lies: Lies, bytes: u64, doing: impl Fn(usize)) -> Result<Vec<f64>> {
+        let folder = tempfile::tempdir_in(folder)?;
         let model = folder.path().join("tile.safetensors");
         tile::write(&self.models, bytes, &model)?;
-        let device = Daemon::start(&Serve {
+        let image = folder.path().join("image").display().to_string();
+        let more: &[&str] = match lies {
+            Lies::InMemory => &[],
+            Lies::OnDisk => &["--image", &image],
+        };
+        let serve = Serve {
             models: vec![model.clone()],
             views: vec!["full".to_owned()],
             kv: Vec::new(),
@@ -80,7 +129,8 @@ impl Deaths {
             capacity: None,
             read_ahead_kb: 4,
             devices: None,
-        })?;
+        };
+        let device = Daemon::start_with(&serve, more)?;
         // Only the device's memory counts from here on.
         fs::remove_file(model)?;
         let base = OpenOptions::new()
@@ -104,6 +154,36 @@ impl Deaths {
         device.stop()?;
         Ok(waits)
     }
+}
+
+/// A folder where so many bytes can be stored, or why they cannot.
+fn room(lies: Lies, bytes: u64) -> Result<Result<PathBuf, String>> {
+    let folders = FOLDERS.map(PathBuf::from).into_iter();
+    let mut on_disks = folders.filter(|folder| statfs(folder).is_ok_and(|is| !is_tmpfs(&is)));
+    let Some(folder) = on_disks.next() else {
+        return Ok(Err(format!("there is no folder on a disk of {}", FOLDERS.join(" and "))));
+    };
+    // The checkpoint, and the image: what is stored is smaller, and has an index.
+    let (files, most) = match lies {
+        Lies::InMemory => (bytes, bytes + bytes / 16),
+        Lies::OnDisk => (2 * bytes + bytes / 8, 0),
+    };
+    let disk = statvfs(&folder)?;
+    let free = disk.f_bavail * disk.f_frsize;
+    if free < files {
+        return Ok(Err(format!("it takes {:.2} GiB of the disk, {:.2} are free", gib(files), gib(free))));
+    }
+    let memory = HostMemory::of_this_host(None);
+    let left = memory.left().unwrap_or(u64::MAX).saturating_sub(memory.reserve());
+    if left < most {
+        return Ok(Err(format!("it takes {:.2} GiB of memory, {:.2} are free", gib(most), gib(left))));
+    }
+    Ok(Ok(folder))
+}
+
+#[expect(clippy::unnecessary_cast, reason = "the type of the number depends on the C library")]
+fn is_tmpfs(file_system: &StatFs) -> bool {
+    file_system.f_type as u64 == TMPFS
 }
 
 /// Loads blocks until it is stopped.

@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 use lamina_bench::{
     attach::AttachBench,
     codec::{BUNDLED_KV, CodecBench},
-    deaths::Deaths,
+    deaths::{self, Deaths, Lies},
     files::Files,
     model::ModelBench,
     models::Models,
@@ -204,7 +204,8 @@ enum What {
     },
     /// Killing workers: how long a reader of the mount waits, by how much is stored
     Deaths {
-        /// MiB that are stored; may be given more than once [default: 1024 and 4096]
+        /// MiB that are stored, in memory and on a disk; may be given more than once [default:
+        /// 1024, 4096 and 8192 in memory, 1024 and 4096 on a disk]
         #[arg(long = "mib", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
         mib: Vec<u64>,
         /// Kills of each, of which the median counts
@@ -238,7 +239,8 @@ enum What {
 }
 
 /// MiB that are stored when workers are killed, and how often they are.
-const STORED_MIB: [u64; 2] = [1024, 4096];
+const STORED_MIB: [u64; 3] = [1024, 4096, 8192];
+const STORED_MIB_ON_DISK: [u64; 2] = [1024, 4096];
 const KILLS: u32 = 7;
 /// Rounds of what modelling costs.
 const MODEL_ROUNDS: u32 = 5;
@@ -478,12 +480,15 @@ fn measure(what: What, models: &[PathBuf], default: bool) -> Result<Measured> {
             )))
         }
         What::Deaths { mib, kills } => {
-            let mib = if mib.is_empty() { STORED_MIB.to_vec() } else { mib };
-            let bytes = mib.into_iter().map(|mib| mib << 20).collect();
-            let bench = Deaths { models, bytes, kills: kills as usize };
-            let waits = bench.run(|doing| eprintln!("bench: deaths: {doing}"))?;
+            let or = |usual: &[u64]| if mib.is_empty() { usual.to_vec() } else { mib.clone() };
+            let in_memory = or(&STORED_MIB).into_iter().map(|mib| (Lies::InMemory, mib << 20));
+            let on_disk = or(&STORED_MIB_ON_DISK).into_iter().map(|mib| (Lies::OnDisk, mib << 20));
+            let bench = Deaths { models, rows: in_memory.chain(on_disk).collect(), kills: kills as usize };
+            let deaths::Measured { table, skipped } =
+                bench.run(|doing| eprintln!("bench: deaths: {doing}"))?;
+            let skipped: String = skipped.iter().map(|line| format!("{line}\n")).collect();
             Ok(Measured::new(format!(
-                "loads of 4 KiB from the mount while workers are killed, of {kills} kills\n{waits}\n"
+                "loads of 4 KiB from the mount while workers are killed, of {kills} kills\n{table}\n{skipped}"
             )))
         }
         What::Pool { rounds } => {

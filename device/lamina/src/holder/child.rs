@@ -60,10 +60,12 @@ impl Worker {
         let worker = Self { child, line };
         let image = held.image_path.clone();
         let ctl = held.ctl.iter().map(|socket| socket.path.clone()).collect();
-        let order = Order::Open { image, first, deaths, careful, ctl, tcp: held.tcp.is_some() };
+        let (tcp, ledger) = (held.tcp.is_some(), held.ledger.is_some());
+        let order = Order::Open { image, first, deaths, careful, ctl, tcp, ledger };
         let mut descriptors = vec![held.image.file().as_fd(), held.api.listener.as_fd()];
         descriptors.extend(held.ctl.iter().map(|socket| socket.listener.as_fd()));
         descriptors.extend(held.tcp.as_ref().map(AsFd::as_fd));
+        descriptors.extend(held.ledger.as_ref().map(AsFd::as_fd));
         worker.order(&order, &descriptors)?;
         // Only now may somebody else tell it to stop.
         let mut now = state.lock();

@@ -17,12 +17,23 @@ use crate::partition_table::{PartitionArgs, Plan};
 pub(super) struct Held {
     pub(super) image: Image,
     pub(super) image_path: PathBuf,
+    /// Memory for the ledger of an image on a disk.
+    pub(super) ledger: Option<fs::File>,
     pub(super) mount: Option<(HeldMount, usize)>,
     pub(super) api: Listening,
     /// One for each export.
     pub(super) ctl: Vec<Listening>,
     pub(super) tcp: Option<std::net::TcpListener>,
     pub(super) disks: Vec<(Listening, Disk)>,
+}
+
+/// Memory for the ledger of `image`, if that has no room for one itself.
+pub(super) fn ledger_of(image: &Image) -> Option<fs::File> {
+    if image.is_in_memory() {
+        return None;
+    }
+    let told = |why: &_| tracing::warn!("what is stored will be counted anew when a worker dies: {why}");
+    Image::new_ledger().inspect_err(told).ok()
 }
 
 /// A listening socket, whose file goes with it.

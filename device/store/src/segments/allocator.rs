@@ -72,17 +72,21 @@ impl Allocator {
         }
     }
 
-    /// Takes over what the ledger says is in use. Chunks without a free slot are looked at when
+    /// Takes over what the ledger says is in use or held. Chunks without a free slot are looked at when
     /// somebody needs them.
     pub(super) fn take_over(&mut self, ledger: &Arc<Ledger>) {
         let states = ledger.states();
         self.chunks.lie_in(Arc::clone(ledger), states.len());
         let unopened = states.len()..self.chunks.count();
         self.unopened = Some(unopened).filter(|run| !run.is_empty()).into_iter().collect();
-        for (index, State { length, used }) in states.into_iter().enumerate().rev() {
+        for (index, State { length, used, held }) in states.into_iter().enumerate().rev() {
             if length == 0 {
                 self.cold.push(index);
                 continue;
+            }
+            if held > 0 {
+                let granule = |slot| index * CHUNK_GRANULES + slot * length;
+                ledger.held(index, length).for_each(|slot| self.held.add(granule(slot), length));
             }
             self.held_chunks += 1;
             self.used_granules += (used * length) as u64;
@@ -190,7 +194,15 @@ impl Allocator {
         if is_young || !self.held.holds() {
             self.give_back(granule, length, release);
         } else {
-            self.held.add(granule, length);
+            self.hold(granule, length);
+        }
+    }
+
+    /// Keeps a slot that a copy of the index may name, and no entry does.
+    pub(super) fn hold(&mut self, granule: usize, length: usize) {
+        self.held.add(granule, length);
+        if let Some(ledger) = &self.ledger {
+            ledger.hold(granule);
         }
     }
 
@@ -213,7 +225,7 @@ impl Allocator {
         self.used_granules -= length as u64;
         self.lengths[length].used -= 1;
         if let Some(ledger) = &self.ledger {
-            ledger.vacate(&State { length, used: chunk.used }, granule);
+            ledger.vacate(granule);
         }
         if chunk.used == 0 {
             self.unlist(index);
@@ -308,8 +320,7 @@ impl Allocator {
         self.used_granules += chunk.length as u64;
         self.lengths[chunk.length].used += 1;
         if let Some(ledger) = &self.ledger {
-            let state = State { length: chunk.length, used: chunk.used };
-            ledger.occupy(&state, index * CHUNK_GRANULES + slot * chunk.length, block);
+            ledger.occupy(chunk.length, index * CHUNK_GRANULES + slot * chunk.length, block);
         }
     }
 

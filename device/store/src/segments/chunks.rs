@@ -170,7 +170,7 @@ impl IndexMut<usize> for Chunks {
 
 /// A chunk as the ledger says it is.
 fn chunk(ledger: &Ledger, index: usize) -> Chunk {
-    let State { length, used } = ledger.state(index);
+    let State { length, used, .. } = ledger.state(index);
     if length == 0 {
         return Chunk::default();
     }

@@ -42,6 +42,11 @@ impl Held {
         Some((granule, length))
     }
 
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn all(&self) -> Vec<(usize, usize)> {
+        self.segments.iter().map(|(_, granule, length)| (*granule, *length)).collect()
+    }
+
     /// Notes a cut: its number.
     pub(super) fn cut(&mut self) -> u64 {
         self.epoch += 1;

@@ -60,6 +60,7 @@ const ROOMS: [(&str, &[&str]); 19] = [
             "lamina-pool",
             "lamina-qemu",
             "lamina-run",
+            "lamina-store",
         ],
     ),
     ("lamina-e2e", &[]),
