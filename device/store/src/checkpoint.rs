@@ -10,7 +10,8 @@
 //!   copies it first, and whoever makes the checkpoint copies the others. Nobody waits for more
 //!   than a page.
 //! * Everything is synced, then the copy's header is written with the next number, then that is
-//!   synced. Only now is the checkpoint made.
+//!   synced. Only now is the checkpoint made. So before a process that follows a killed one forgets
+//!   a checkpoint to make another in its place, it syncs, as the last one may not be on the disk.
 //! * A segment that was freed after the cut of the last checkpoint that was made may still be named
 //!   there: it is [held](super::segments), and used again when a later one is made.
 //! * The *state* says whether the image was left cleanly, which is when a checkpoint was made and
@@ -99,6 +100,8 @@ pub(super) struct Checkpoints {
     tables: Arc<Tables>,
     /// Which copy the last checkpoint is, and its number: held by who makes one.
     last: Mutex<(usize, u64)>,
+    /// Whether that one is on the disk for sure.
+    is_synced: AtomicBool,
     made: AtomicU64,
     /// Whether one should be made soon, and who waits to do that.
     wanted: Mutex<bool>,
@@ -368,6 +371,7 @@ impl Checkpoints {
             texts: image.texts()?,
             tables: Arc::clone(tables),
             last: Mutex::new(last),
+            is_synced: AtomicBool::new(last.1 == 0),
             made: AtomicU64::new(0),
             wanted: Mutex::new(false),
             waiting: Condvar::new(),
@@ -395,6 +399,11 @@ impl Checkpoints {
         let head = &self.head;
         if !head.is_changed.load(Relaxed) && last.1 > 0 {
             return if head.has_failed.load(Relaxed) { head.sync() } else { Ok(()) };
+        }
+        if !self.is_synced.load(Relaxed) {
+            // Who made it may have been killed before that, and the one before is forgotten now.
+            head.sync()?;
+            self.is_synced.store(true, Relaxed);
         }
         let (copy, number) = (1 - last.0, last.1 + 1);
         head.forget(copy);

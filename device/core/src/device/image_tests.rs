@@ -1162,6 +1162,54 @@ proptest! {
     }
 }
 
+#[test]
+fn a_process_that_is_killed_in_a_sync_leaves_a_checkpoint_whatever_the_next_one_does() {
+    // The host crashes as the next process makes its first checkpoint, of which each page may be on
+    // the disk or not.
+    let mut unfinished = 0;
+    for (first, second) in (1..40).flat_map(|first| (1..40).step_by(7).map(move |second| (first, second))) {
+        let mut host = Host::new();
+        let device = host.open_next();
+        device.write_base(0, &bytes(2, 4 * BLOCK)).unwrap();
+        device.sync().unwrap();
+        let mut states = vec![read_all(&device)];
+        device.write_base(0, &bytes(3, 4 * BLOCK)).unwrap();
+        let killed = |device: &Device, host: &Host, stores| {
+            host.failpoints.kill_after(stores);
+            let done = catch_unwind(AssertUnwindSafe(|| device.sync().unwrap()));
+            host.failpoints.kill_after(i64::MAX);
+            done.is_err()
+        };
+        states.push(read_all(&device));
+        if !killed(&device, &host, first) {
+            break;
+        }
+        unfinished += 1;
+        drop(device);
+        host.note();
+        let device = host.open_next();
+        device.write_base(0, &bytes(6, 4 * BLOCK)).unwrap();
+        states.push(read_all(&device));
+        killed(&device, &host, second);
+        drop(device);
+        let (file, synced) = (pages(host.image.file()), host.failpoints.last_synced());
+        for mut seed in 0..5 {
+            host.image = Image::from_file(
+                file_of(&file, host.image.file().metadata().unwrap().len()),
+                std::path::Path::new("left"),
+            )
+            .unwrap()
+            .unwrap()
+            .on_disk();
+            host.failpoints.set_synced(synced.clone());
+            host.crash(&mut seed);
+            let found = read_all(&host.open());
+            assert!(states.contains(&found), "killed at {first}, crashed at {second}");
+        }
+    }
+    assert!(unfinished > 30, "{unfinished} syncs were cut short");
+}
+
 /// No open window is left, and what is stored is what is counted.
 fn agree_after_crash(device: &Device) {
     assert_eq!(device.stats().kv_windows.open, 0);
