@@ -173,13 +173,17 @@ impl Rig {
 
     /// One whose command was changed.
     pub(crate) fn prepared(change: impl FnOnce(&Place, &mut Command)) -> Self {
+        Self::prepared_logging(change, Stdio::piped())
+    }
+
+    pub(crate) fn prepared_logging(change: impl FnOnce(&Place, &mut Command), log: Stdio) -> Self {
         let place = Place::new();
         let bytes = noise(7, TENSOR);
         let model = place.checkpoint("t", &bytes);
         let sizes = ["--capacity", "32M", "--views-capacity", "64M"];
         let mut command = place.serve(&sizes);
         change(&place, command.args(["--model", &model, "--views", ""]));
-        let run = Run::start(&mut command);
+        let run = Run::start_logging(&mut command, log);
         Self { run, place, bytes }
     }
 

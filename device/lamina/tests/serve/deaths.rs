@@ -204,6 +204,43 @@ fn an_upgrade_replaces_the_worker_and_refuses_what_is_no_lamina() {
 }
 
 #[test]
+fn the_next_worker_of_an_image_in_a_file_looks_at_no_entries_but_those_that_changed() {
+    within(120, || {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let change = |place: &Place, command: &mut Command| {
+            let image = place.text("image");
+            command.args(["--image", &image, "--sync-seconds", "1"]).env("RUST_LOG", "debug");
+        };
+        let rig = Rig::prepared_logging(change, log.reopen().unwrap().into());
+        let tail = (TENSOR as u64).next_multiple_of(1 << 20);
+        let mut model = vec![0; 4 << 20];
+        let mut window = rig.base();
+        for round in 0..6 {
+            let bytes = noise(round, 1 << 20);
+            let at = usize::try_from(round % 4).unwrap() << 20;
+            model[at..at + bytes.len()].copy_from_slice(&bytes);
+            window.store(tail + at as u64, &bytes);
+            window.sync();
+            // Once a second there is a checkpoint, before or after.
+            thread::sleep(Duration::from_millis(400));
+            let before = deaths(&rig);
+            match round {
+                2 => upgraded(&rig),
+                _ => kill_worker(&rig.run),
+            }
+            eventually("a new worker", || rig.try_ask_quietly("/stats") && deaths(&rig) > before);
+            forget(&window);
+            same("stored", &window.read(tail, model.len()), &model);
+        }
+        same("the tensor", &rig.base().read(0, TENSOR), &rig.bytes);
+        let said = std::fs::read_to_string(log.path()).unwrap();
+        let times = |what: &str| said.matches(what).count();
+        // On a tmpfs there is no such image, and the ledger lies in it.
+        assert_eq!((times("all entries were looked at"), times("what was noted was read")), (1, 6), "{said}");
+    });
+}
+
+#[test]
 fn an_image_holds_everything_after_a_clean_stop_and_after_a_kill_of_everything() {
     within(120, || {
         let place = Place::new();
