@@ -23,7 +23,7 @@ use comfy_table::Table;
 use lamina_codec::BLOCK_BYTES;
 use lamina_run::daemon::{Daemon, Serve, worker};
 use lamina_store::host_memory::HostMemory;
-use rustix::fs::{OFlags, StatFs, statfs, statvfs};
+use rustix::fs::{FsWord, OFlags, statfs, statvfs};
 use rustix::process::{Signal, kill_process};
 
 use crate::{median, table, tile};
@@ -39,7 +39,7 @@ const CALM: Duration = Duration::from_millis(300);
 /// Folders for temporary files, of which the first may be in memory.
 const FOLDERS: [&str; 2] = ["/tmp", "/var/tmp"];
 /// What the kernel calls a file system in memory.
-const TMPFS: u64 = 0x0102_1994;
+const TMPFS: FsWord = 0x0102_1994;
 
 /// What is measured.
 #[derive(Clone, Debug)]
@@ -76,7 +76,7 @@ pub struct Measured {
     /// A row for each size.
     pub table: Table,
     /// What there was no room for, a line each.
-    pub skipped: Vec<String>,
+    pub skipped: String,
 }
 
 impl Deaths {
@@ -86,7 +86,7 @@ impl Deaths {
     /// When a device does not start, a load fails or differs, or no new worker comes.
     pub fn run(&self, doing: impl Fn(&str)) -> Result<Measured> {
         let mut table = table(&["stored data", "GiB", "blocks", "longest load ms", "most ms"]);
-        let mut skipped = Vec::new();
+        let mut skipped = String::new();
         for &(lies, bytes) in &self.rows {
             let gib = format!("{:.2}", gib(bytes));
             let folder = match room(lies, bytes)? {
@@ -94,7 +94,7 @@ impl Deaths {
                 Err(why) => {
                     let line = format!("skipped: {gib} GiB {lies}: {why}");
                     doing(&line);
-                    skipped.push(line);
+                    skipped.extend([&line, "\n"]);
                     continue;
                 }
             };
@@ -159,7 +159,7 @@ impl Deaths {
 /// A folder where so many bytes can be stored, or why they cannot.
 fn room(lies: Lies, bytes: u64) -> Result<Result<PathBuf, String>> {
     let folders = FOLDERS.map(PathBuf::from).into_iter();
-    let mut on_disks = folders.filter(|folder| statfs(folder).is_ok_and(|is| !is_tmpfs(&is)));
+    let mut on_disks = folders.filter(|folder| statfs(folder).is_ok_and(|is| is.f_type != TMPFS));
     let Some(folder) = on_disks.next() else {
         return Ok(Err(format!("there is no folder on a disk of {}", FOLDERS.join(" and "))));
     };
@@ -179,11 +179,6 @@ fn room(lies: Lies, bytes: u64) -> Result<Result<PathBuf, String>> {
         return Ok(Err(format!("it takes {:.2} GiB of memory, {:.2} are free", gib(most), gib(left))));
     }
     Ok(Ok(folder))
-}
-
-#[expect(clippy::unnecessary_cast, reason = "the type of the number depends on the C library")]
-fn is_tmpfs(file_system: &StatFs) -> bool {
-    file_system.f_type as u64 == TMPFS
 }
 
 /// Loads blocks until it is stopped.

@@ -486,7 +486,6 @@ fn measure(what: What, models: &[PathBuf], default: bool) -> Result<Measured> {
             let bench = Deaths { models, rows: in_memory.chain(on_disk).collect(), kills: kills as usize };
             let deaths::Measured { table, skipped } =
                 bench.run(|doing| eprintln!("bench: deaths: {doing}"))?;
-            let skipped: String = skipped.iter().map(|line| format!("{line}\n")).collect();
             Ok(Measured::new(format!(
                 "loads of 4 KiB from the mount while workers are killed, of {kills} kills\n{table}\n{skipped}"
             )))
