@@ -247,14 +247,19 @@ impl Ledger {
 
     fn take(&self, length: usize, granule: usize, block: u64) -> Result<(), StoreError> {
         let chunk = granule / CHUNK_GRANULES;
-        let used = chunk as u64 + 1;
-        if self.word(CHUNKS_USED_AT) < used {
-            self.memory.write(CHUNKS_USED_AT, &used.to_le_bytes());
-        }
+        self.use_chunk(chunk);
         self.write_owner(length, granule, block)?;
         self.set_bit(self.parts.maps, granule, true)?;
         let state = self.state(chunk);
         self.write_state(chunk, State { length, used: state.used + 1, ..state })
+    }
+
+    /// Says that a chunk was used.
+    fn use_chunk(&self, chunk: usize) {
+        let used = chunk as u64 + 1;
+        if self.word(CHUNKS_USED_AT) < used {
+            self.memory.write(CHUNKS_USED_AT, &used.to_le_bytes());
+        }
     }
 
     fn write_owner(&self, length: usize, granule: usize, block: u64) -> Result<(), StoreError> {
@@ -286,11 +291,30 @@ impl Ledger {
         Ok(())
     }
 
-    /// Writes all of a chunk that was found: its segments' slots and owners.
-    pub(super) fn adopt(&self, chunk: usize, length: usize, owners: impl Iterator<Item = (usize, u64)>) {
-        for (slot, block) in owners {
-            self.unless_broken(|| self.take(length, chunk * CHUNK_GRANULES + slot * length, block));
+    /// Writes all of a chunk that was found, while the ledger does not count: its slots that are in
+    /// use, and the block of each slot.
+    pub(super) fn adopt(
+        &self,
+        chunk: usize,
+        length: usize,
+        slots: impl Iterator<Item = usize>,
+        blocks: &[u64],
+    ) {
+        let (mut map, mut used) = ([0; MAP_BYTES], 0);
+        for slot in slots {
+            map[slot * length / 8] |= 1 << (slot * length % 8);
+            used += 1;
         }
+        let owners: Vec<u8> = blocks.iter().flat_map(|block| block.to_le_bytes()).collect();
+        self.unless_broken(|| {
+            self.use_chunk(chunk);
+            let all = [(self.owner_at(chunk, length, 0), &owners[..]), (self.map_at(chunk), &map)];
+            for (at, bytes) in all {
+                self.memory.ensure(at..at + bytes.len())?;
+                self.memory.write(at, bytes);
+            }
+            self.write_state(chunk, State { length, used, held: 0 })
+        });
     }
 
     /// Chunks that were ever used are before this one.
@@ -341,6 +365,10 @@ impl Ledger {
         self.memory.read(maps + chunk * MAP_BYTES, &mut map);
         (0..CHUNK_GRANULES / length)
             .filter(move |slot| map[slot * length / 8] >> (slot * length % 8) & 1 == 1)
+    }
+
+    fn map_at(&self, chunk: usize) -> usize {
+        self.parts.maps + chunk * MAP_BYTES
     }
 
     fn state_at(&self, chunk: usize) -> usize {

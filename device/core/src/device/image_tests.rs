@@ -599,6 +599,31 @@ fn what_the_disk_may_have_lost_does_not_count() {
 }
 
 #[test]
+fn what_is_held_for_a_snapshot_is_free_when_the_process_is_gone_that_saved_it() {
+    for lies in [Lies::InMemory, Lies::AsOnDisk] {
+        let served = Served::new(lies);
+        let device = served.open_as(0);
+        device.write_base(0, &bytes(2, 8 * BLOCK)).unwrap();
+        device.sync().unwrap();
+        let store = device.coded_store().unwrap();
+        // It ends with the process and not before.
+        std::mem::forget(store.begin_saving(device.kept.as_ref().unwrap().tables()).unwrap());
+        device.write_base(0, &bytes(3, 4 * BLOCK)).unwrap();
+        device.note_accounts();
+        device.write_base(4 * BLOCK as u64, &bytes(6, 4 * BLOCK)).unwrap();
+        assert!(!store.held_segments().is_empty());
+        drop(device);
+        let device = served.open_as(1);
+        assert!(was_noted(&device), "{lies:?}");
+        assert_eq!(stored(&device), stored(&served.look()));
+        let held = device.coded_store().unwrap().held_segments();
+        assert_eq!(held.is_empty(), lies == Lies::InMemory, "{held:?}");
+        keeps_what_checkpoints_name(&device, &served.failpoints);
+        can_be_emptied(&device);
+    }
+}
+
+#[test]
 fn what_is_held_is_known_to_the_next_worker_however_much_it_is() {
     let config = DeviceConfig { codec: Codec::Lz4, ..DeviceConfig::new(256 << 20, 16 << 20) };
     let failpoints = Failpoints::none();

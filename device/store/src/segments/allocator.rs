@@ -171,7 +171,7 @@ impl Allocator {
         self.held_chunks += 1;
         let chunk = Chunk { length, used, slots, blocks, ..Chunk::default() };
         if let Some(ledger) = &self.ledger {
-            ledger.adopt(index, length, chunk.owners());
+            ledger.adopt(index, length, chunk.slots.iter_ones(), &chunk.blocks);
         }
         *self.chunks.make(index) = chunk;
     }
