@@ -446,6 +446,10 @@ fn by_index(block: u64) -> usize {
 #[cfg(test)]
 mod counter_tests;
 #[cfg(test)]
+mod crash_tests;
+#[cfg(test)]
+mod death_tests;
+#[cfg(test)]
 mod derived_tests;
 #[cfg(test)]
 mod detach_tests;
