@@ -22,7 +22,9 @@
 //!   numbers them. If another was between, maybe of a program that knows no ledger, if the log is
 //!   full, a sync failed, or the accounts are not those of the tables, all entries are looked at.
 
+#[path = "ledger_place.rs"]
 mod place;
+#[path = "ledger_takeover.rs"]
 mod takeover;
 
 use std::sync::atomic::{
