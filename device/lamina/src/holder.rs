@@ -419,8 +419,16 @@ fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
                 thread::sleep(RESTART_PAUSE);
             }
             let careful = deaths.len() >= CAREFUL_DEATHS;
-            let started = Worker::start(held, state, false, count, careful);
-            match started.and_then(|worker| worker.serve(held, state).map(|()| worker)) {
+            let started = Worker::start(held, state, false, count, careful).and_then(|worker| {
+                match worker.serve(held, state) {
+                    Ok(()) => Ok(worker),
+                    Err(why) => {
+                        worker.end();
+                        Err(why)
+                    }
+                }
+            });
+            match started {
                 Ok(worker) => break worker,
                 Err(why) if child::lacks_memory(&why) && !state.lock().stopping => {
                     tracing::warn!("{why:#}");

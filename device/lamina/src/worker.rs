@@ -120,14 +120,19 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
     let api = next()?.into();
     let ports = ctl.into_iter().map(|path| Ok((path, next()?.into()))).collect::<Result<Vec<_>>>()?;
     let tcp = if tcp { Some(next()?.into()) } else { None };
-    let image = if ledger { image.beside(next()?.into()) } else { image };
+    let image = if ledger {
+        image.beside(next()?.into(), HostMemory::of_this_host(args.memory_reserve))
+    } else {
+        image
+    };
     let runtime = Unawaited(Some(tokio::runtime::Builder::new_multi_thread().enable_all().build()?));
     let _inside = runtime.0.as_ref().map(tokio::runtime::Runtime::enter);
     let interleaving = args.several.interleaving();
     let observe = args.observe;
     let config = DeviceConfig {
         first_process: first,
-        worker: holder().map(|holder| Worker { holder, number: deaths }),
+        // A ledger that is wrong would end each worker: after some deaths one counts for itself.
+        worker: holder().filter(|_| !careful).map(|holder| Worker { holder, number: deaths }),
         interleaving,
         observe,
         watcher: watcher(args, image.superblock().mode)?,

@@ -24,7 +24,7 @@
 //! * Where the boot cannot be told (no `/proc`), an image that was not left cleanly is recovered,
 //!   but for a process that follows another that served it.
 //! * After a sync that failed nobody knows what is on the disk: no later one of this process
-//!   succeeds.
+//!   succeeds, nor of the workers that its holder starts after it.
 
 use std::{
     fs::File,
@@ -42,8 +42,8 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 
 use super::{
-    Store, StoreError, entry::ENTRY_BYTES, image::Image, index::Index, journal::Journal, memory::Memory,
-    tables::Tables,
+    Store, StoreError, entry::ENTRY_BYTES, image::Image, index::Index, journal::Journal, ledger,
+    memory::Memory, tables::Tables,
 };
 
 /// Behind the pages of superblock and checkpoints.
@@ -76,8 +76,10 @@ pub struct Head {
     is_clean: AtomicBool,
     /// Whether anything changed since the cut of the last checkpoint.
     is_changed: AtomicBool,
-    /// Whether a sync failed.
+    /// Whether a sync failed, of this worker or of one before it.
     has_failed: AtomicBool,
+    /// Memory of the holder, where the next worker finds that one failed: the kernel says so once.
+    beside: Option<Arc<File>>,
     state: Mutex<()>,
     #[cfg(any(test, feature = "testing"))]
     failpoints: super::failpoints::Failpoints,
@@ -118,7 +120,8 @@ impl Head {
             boot: this_boot(),
             is_clean: AtomicBool::new(false),
             is_changed: AtomicBool::new(true),
-            has_failed: AtomicBool::new(false),
+            has_failed: AtomicBool::new(image.beside_file().is_some_and(|file| ledger::has_failed(file))),
+            beside: image.beside_file().cloned(),
             state: Mutex::new(()),
             #[cfg(any(test, feature = "testing"))]
             failpoints: super::failpoints::current(),
@@ -209,7 +212,18 @@ impl Head {
         let synced = self.failpoints.synced(&self.file).and_then(|()| self.file.sync_data());
         #[cfg(not(any(test, feature = "testing")))]
         let synced = self.file.sync_data();
-        synced.inspect_err(|_| self.has_failed.store(true, Relaxed))
+        synced.inspect_err(|_| {
+            self.has_failed.store(true, Relaxed);
+            if let Some(Err(why)) = self.beside.as_deref().map(ledger::note_failure) {
+                tracing::error!("the next worker will not know that a sync failed: {why}");
+            }
+        })
+    }
+
+    /// Whether a sync failed: what of the image is on the disk is not known then, and what the disk
+    /// gives back of it may be older than what was stored.
+    pub(super) fn has_failed(&self) -> bool {
+        self.has_failed.load(Relaxed)
     }
 
     /// Copies whose header checks, the last one first.

@@ -29,6 +29,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::{
     memfd::{MFdFlags, memfd_create},
     statfs::{BTRFS_SUPER_MAGIC, TMPFS_MAGIC, fstatfs},
@@ -119,7 +120,7 @@ pub struct Image {
     /// memory.
     durable: bool,
     /// Memory for the ledger of an image on a disk, if there is some.
-    beside: Option<Arc<File>>,
+    beside: Option<(Arc<File>, Arc<HostMemory>)>,
     /// Where the ledger is, if there is one.
     ledger: Option<LedgerPlace>,
 }
@@ -364,13 +365,22 @@ impl Image {
     /// # Errors
     /// What the system says.
     pub fn new_ledger() -> io::Result<File> {
-        Ok(memfd_create("lamina-ledger", MFdFlags::MFD_CLOEXEC)?.into())
+        let ledger = memfd_create("lamina-ledger", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
+        // Cut short and made long again, it would say that nothing is in use.
+        fcntl(&ledger, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK))?;
+        Ok(ledger.into())
     }
 
-    /// With its ledger in `ledger`, which each worker of a holder is given.
+    /// With its ledger in `ledger`, which each worker of a holder is given, and which grows as `host`
+    /// allows.
     #[must_use]
-    pub fn beside(self, ledger: File) -> Self {
-        Self { beside: Some(Arc::new(ledger)), ..self }
+    pub fn beside(self, ledger: File, host: HostMemory) -> Self {
+        Self { beside: Some((Arc::new(ledger), Arc::new(host))), ..self }
+    }
+
+    /// The file of [`Self::beside`].
+    pub(super) fn beside_file(&self) -> Option<&Arc<File>> {
+        self.beside.as_ref().map(|(file, _)| file)
     }
 
     /// With a ledger, if there is memory for it and this is a worker, who finds there what the one
@@ -380,17 +390,19 @@ impl Image {
     pub fn with_ledger(mut self, worker: Option<Worker>) -> Self {
         self.ledger = None;
         let Some(worker) = worker.filter(|_| self.superblock.mode != Mode::Plain) else { return self };
-        let (file, start) = match &self.beside {
+        let (file, host, start) = match &self.beside {
             // Without checkpoints nobody hears that the disk failed.
-            Some(_) if self.head.is_none() => return self,
-            Some(file) => (file, 0),
-            None if self.is_in_memory() => (&self.file, self.layout.bytes(true).next_multiple_of(ALIGN)),
+            Some(_) if self.head.as_ref().is_none_or(|head| head.has_failed()) => return self,
+            Some((file, host)) => (file, Some(Arc::clone(host)), 0),
+            None if self.is_in_memory() => {
+                (&self.file, None, self.layout.bytes(true).next_multiple_of(ALIGN))
+            }
             None => return self,
         };
         let Layout { gcomp, index, segments, copies: [copy, other], .. } = &self.layout;
         let parts: [_; PARTS] = [gcomp, index, segments, copy, other].map(|part| part.end - part.start);
         let sizes = (self.superblock.base_bytes / BLOCK_BYTES as u64, chunks_in(self.superblock.store_bytes));
-        match LedgerPlace::open(file, start, sizes, &parts, worker) {
+        match LedgerPlace::open((file, start), host, sizes, &parts, worker) {
             Ok(ledger) => Self { ledger: Some(ledger), ..self },
             Err(why) => {
                 tracing::warn!("what is stored will be counted anew when a worker dies: {why}");
@@ -399,9 +411,17 @@ impl Image {
         }
     }
 
-    /// Its ledger.
+    /// Its ledger, if it can be mapped.
+    ///
+    /// # Errors
+    /// If it cannot, and the next worker cannot be told that it does not count.
     pub(super) fn ledger(&self) -> Result<Option<Ledger>, StoreError> {
-        self.ledger.as_ref().map(LedgerPlace::ledger).transpose()
+        let Some(place) = &self.ledger else { return Ok(None) };
+        place.ledger().map(Some).or_else(|why| {
+            tracing::warn!("what is stored will be counted anew when a worker dies: {why}");
+            place.give_up().map_err(|source| StoreError::NoRoom { what: "ledger", source })?;
+            Ok(None)
+        })
     }
 
     /// As if it were on a disk, for tests and fuzzing.

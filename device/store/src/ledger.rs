@@ -34,7 +34,7 @@ use std::sync::atomic::{
 };
 
 use self::place::{CHUNKS_USED_AT, GENERATION_AT, LAST_AT, NOTED_AT, PLACES_AT, Parts, owners_before};
-pub(super) use self::place::{LedgerPlace, PARTS, bits_bytes};
+pub(super) use self::place::{LedgerPlace, PARTS, bits_bytes, has_failed, note_failure};
 use super::{
     StoreError,
     entry::{ENTRY_BYTES, Entry},

@@ -2,7 +2,8 @@
 
 use std::{
     fs::File,
-    os::fd::AsFd,
+    io,
+    os::{fd::AsFd, unix::fs::FileExt},
     sync::{
         Arc,
         atomic::{
@@ -19,6 +20,7 @@ use super::{ACCOUNTS_BYTES, LOG_RECORDS, Ledger, MAP_BYTES, MIN_SLOTS, RECORD_BY
 use crate::{
     StoreError,
     geometry::CHUNK_GRANULES,
+    host_memory::HostMemory,
     memory::{BitsAt, Memory, UNIT_BYTES},
 };
 
@@ -45,6 +47,8 @@ pub(super) const PLACES_AT: [usize; 2] = [64, 128];
 const HOLDER_AT: usize = 192;
 /// Of each part of the image: 1 once its bits say what there is.
 const BITS_KNOWN_AT: [usize; PARTS] = [200, 208, 216, 224, 232];
+/// 1 once a sync of the image failed, whatever else is done to the ledger.
+const FAILED_AT: u64 = 240;
 const HEADER_BYTES: usize = 4096;
 
 /// Where the parts are, from the ledger's beginning on.
@@ -65,6 +69,7 @@ pub(super) struct Parts {
 pub(crate) struct LedgerPlace {
     file: Arc<File>,
     start: u64,
+    host: Option<Arc<HostMemory>>,
     parts: Parts,
     chunks: usize,
     follows: bool,
@@ -74,10 +79,10 @@ pub(crate) struct LedgerPlace {
 
 impl LedgerPlace {
     /// Finds or makes the ledger of `worker` from `start` on, of an image with so many blocks and
-    /// chunks, and with parts of these sizes of which it keeps bits.
+    /// chunks, and with parts of these sizes of which it keeps bits. It grows as `host` allows.
     pub(crate) fn open(
-        file: &Arc<File>,
-        start: u64,
+        (file, start): (&Arc<File>, u64),
+        host: Option<Arc<HostMemory>>,
         (blocks, chunks): (u64, usize),
         parts: &[u64; PARTS],
         worker: Worker,
@@ -123,7 +128,7 @@ impl LedgerPlace {
         header.write(HOLDER_AT, &worker.holder.to_le_bytes());
         header.write(WORKER_AT, &worker.number.to_le_bytes());
         header.write(MAGIC_AT, &MAGIC.to_le_bytes());
-        Ok(Self { file: Arc::clone(file), start, parts: places, chunks, follows, bits })
+        Ok(Self { file: Arc::clone(file), start, host, parts: places, chunks, follows, bits })
     }
 
     /// Where the bits of part number `part` are.
@@ -131,10 +136,15 @@ impl LedgerPlace {
         self.bits[part].clone()
     }
 
+    /// Says that the ledger does not count, without a mapping of it.
+    pub(crate) fn give_up(&self) -> io::Result<()> {
+        self.file.write_all_at(&0_u64.to_le_bytes(), self.start + GENERATION_AT as u64)
+    }
+
     /// The ledger there.
     pub(crate) fn ledger(&self) -> Result<Ledger, StoreError> {
         let bytes = self.parts.bits as u64;
-        let memory = Memory::part("ledger", &self.file, self.start, bytes, None)?;
+        let memory = Memory::part("ledger", &self.file, self.start, bytes, self.host.clone())?;
         let generation = memory.number(GENERATION_AT).load(Relaxed);
         let generation = AtomicU64::new(if self.follows { generation } else { 0 });
         Ok(Ledger {
@@ -147,6 +157,18 @@ impl LedgerPlace {
             taken: AtomicBool::new(false),
         })
     }
+}
+
+/// Whether a sync of the image failed whose ledger is in `file`, of memory that a holder keeps.
+pub(crate) fn has_failed(file: &File) -> bool {
+    let mut word = [0; 8];
+    // A file that nobody wrote to is too short.
+    file.read_exact_at(&mut word, FAILED_AT).is_ok() && word != [0; 8]
+}
+
+/// Notes that a sync of the image failed.
+pub(crate) fn note_failure(file: &File) -> io::Result<()> {
+    file.write_all_at(&1_u64.to_le_bytes(), FAILED_AT)
 }
 
 impl Parts {

@@ -708,6 +708,8 @@ impl Store {
     fn unless_failed(&self, made: io::Result<()>) -> io::Result<()> {
         made.inspect_err(|_| {
             if let Some(ledger) = &self.ledger {
+                // Not while a generation begins, which would count after all.
+                let _moving = self.moving.read_recursive();
                 ledger.break_off();
             }
         })

@@ -16,6 +16,7 @@ use super::{
 use lamina_store::{
     Worker,
     failpoints::{Failpoints, Pages, pages},
+    host_memory::HostMemory,
 };
 
 /// What chance decides.
@@ -51,7 +52,11 @@ impl Host {
         let worker = Worker { holder: 7, number: self.worker };
         let config = DeviceConfig { worker: Some(worker), first_process: self.worker == 0, ..config() };
         self.worker += 1;
-        Device::open(again(&self.image).beside(self.ledger.try_clone().unwrap()), &config).unwrap()
+        Device::open(
+            again(&self.image).beside(self.ledger.try_clone().unwrap(), HostMemory::of_this_host(Some(0))),
+            &config,
+        )
+        .unwrap()
     }
 
     fn open(&self) -> Device {

@@ -58,6 +58,18 @@ impl Worker {
             .context("cannot start the worker")?;
         oom::put_back(child.id());
         let worker = Self { child, line };
+        // One that is not told all must not go on beside the next one.
+        match worker.open(held, state, first, deaths, careful) {
+            Ok(()) => Ok(worker),
+            Err(why) => {
+                worker.end();
+                Err(why)
+            }
+        }
+    }
+
+    /// Tells it to open the image.
+    fn open(&self, held: &Held, state: &State, first: bool, deaths: u64, careful: bool) -> Result<()> {
         let image = held.image_path.clone();
         let ctl = held.ctl.iter().map(|socket| socket.path.clone()).collect();
         let (tcp, ledger) = (held.tcp.is_some(), held.ledger.is_some());
@@ -66,15 +78,11 @@ impl Worker {
         descriptors.extend(held.ctl.iter().map(|socket| socket.listener.as_fd()));
         descriptors.extend(held.tcp.as_ref().map(AsFd::as_fd));
         descriptors.extend(held.ledger.as_ref().map(AsFd::as_fd));
-        worker.order(&order, &descriptors)?;
+        self.order(&order, &descriptors)?;
         // Only now may somebody else tell it to stop.
         let mut now = state.lock();
-        (now.pid, now.line) = (Some(worker.child.id()), Some(worker.line.try_clone()?));
-        if now.stopping {
-            worker.order(&Order::Stop, &[])?;
-        }
-        drop(now);
-        Ok(worker)
+        (now.pid, now.line) = (Some(self.child.id()), Some(self.line.try_clone()?));
+        if now.stopping { self.order(&Order::Stop, &[]) } else { Ok(()) }
     }
 
     /// Tells it to answer.
