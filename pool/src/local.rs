@@ -30,7 +30,7 @@ const FIRST: i64 = 1 << 62;
 /// The byte of who makes a pool where there is none.
 const MAKER: i64 = FIRST - 1;
 const TIMEOUT: u64 = 2_000;
-const PATIENCE: u64 = 60_000;
+const MAX_WAIT: u64 = 60_000;
 
 /// Processes of one host.
 pub struct Processes {
@@ -92,8 +92,8 @@ impl Host for Processes {
         TIMEOUT
     }
 
-    fn patience(&self) -> u64 {
-        PATIENCE
+    fn max_wait(&self) -> u64 {
+        MAX_WAIT
     }
 
     fn name(&self, _: u32) -> String {

@@ -168,8 +168,8 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
     } else {
         Loaded::default()
     };
-    // What waits in the page cache since a worker died is brought to the device all the same: a later
-    // worker that is to stop answers first.
+    // What waits in the page cache since a worker died is brought to the device all the same: a
+    // later worker that is to stop answers first.
     let mut stopping = false;
     let order = loop {
         match orders.recv() {

@@ -1,8 +1,8 @@
 //! Spellings of views, the same on the command line, in the API and in the directory.
 //!
 //! `full` · `eXmY[+dN][+gN][:packed]` · `bf16` `fp8_e4m3fn` `fp8_e5m2` `fp6_e3m2` `fp6_e2m3`
-//! `fp4_e2m1`, each with `[+gN]`, all but the first with `[@S]` · `int4` `int2`. Numbers are decimal
-//! without leading zeros.
+//! `fp4_e2m1`, each with `[+gN]`, all but the first with `[@S]` · `int4` `int2`. Numbers are
+//! decimal without leading zeros.
 
 use super::{DEFAULT_GUARD, Kind};
 use crate::format::Format;
