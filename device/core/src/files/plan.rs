@@ -322,12 +322,12 @@ impl ModelPlan {
     fn check_view(&self, spelling: &str) -> Result<(), FilesError> {
         let kind = spelled(spelling)?.kind();
         let gives = |file: &PlannedFile, tensor: &ModelTensor| {
-            let format = sixes::format_of(&tensor.dtype).unwrap_or(tensor.format).parse().ok();
-            match format.and_then(|format| View::parse(format, spelling).ok()).map(|view| view.kind()) {
-                Some(Kind::Converted { target, .. }) => {
+            let view = View::parse(tensor.element_format(), spelling);
+            match view.map(|view| view.kind()) {
+                Ok(Kind::Converted { target, .. }) => {
                     of_kind(file.file.kind()).is_some_and(|format| format.can_say(tensor, target))
                 }
-                kind => kind.is_some(),
+                kind => kind.is_ok(),
             }
         };
         let all = || {
