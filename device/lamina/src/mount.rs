@@ -413,8 +413,7 @@ pub(crate) async fn ls(args: Ls) -> Result<()> {
 fn read_maps(shown: &Shown) -> Result<BTreeMap<String, PrecisionMap>> {
     let read = |(name, path): &(String, PathBuf)| {
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let map =
-            toml::from_str(&text).with_context(|| format!("{} is no map of precisions", path.display()))?;
+        let map = text.parse().with_context(|| format!("{} is no map of precisions", path.display()))?;
         Ok((name.clone(), map))
     };
     shown.maps.iter().map(read).collect()
