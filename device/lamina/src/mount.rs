@@ -197,7 +197,7 @@ async fn load_all(
         }
         let base = bases.iter().find(|(model, _)| *model == name).map(|(_, base)| base.as_str());
         let loaded = load_one(&api, model, &name, base, views, maps).await?;
-        for line in apart(&loaded) {
+        for line in remarks(&loaded) {
             tracing::warn!("{line}");
         }
     }
@@ -315,22 +315,24 @@ pub(crate) async fn load(args: LoadModel) -> Result<()> {
         return print_json(&loaded);
     }
     print_line!("{}: {}", found.folder(&name), sizes(&loaded))?;
-    for line in apart(&loaded) {
+    for line in remarks(&loaded) {
         print_line!("  {line}")?;
     }
     Ok(())
 }
 
-/// Which tensors of a model with a base are stored by themselves.
-fn apart(model: &Value) -> Vec<String> {
-    let (Some(base), Some(apart)) = (model["base"].as_str(), model["apart"].as_array()) else {
-        return Vec::new();
-    };
-    let line = |tensor: &Value| {
-        let text = |key: &str| tensor[key].as_str().unwrap_or_default();
-        format!("{} is no difference to {base}'s: {}", text("tensor"), text("why"))
-    };
-    apart.iter().map(line).collect()
+/// What of a model's directory was left out, and which tensors of one with a base are stored by
+/// themselves.
+fn remarks(model: &Value) -> Vec<String> {
+    let of = |list: &str| model[list].as_array().into_iter().flatten();
+    let text = |value: &Value, key: &str| value[key].as_str().unwrap_or_default().to_owned();
+    let left_out =
+        of("left_out").map(|left| format!("{} is left out: {}", text(left, "file"), text(left, "why")));
+    let base = model["base"].as_str().unwrap_or_default();
+    let apart = of("apart").map(|tensor| {
+        format!("{} is no difference to {base}'s: {}", text(tensor, "tensor"), text(tensor, "why"))
+    });
+    left_out.chain(apart).collect()
 }
 
 /// Removes a model.
@@ -411,8 +413,7 @@ pub(crate) async fn ls(args: Ls) -> Result<()> {
 fn read_maps(shown: &Shown) -> Result<BTreeMap<String, PrecisionMap>> {
     let read = |(name, path): &(String, PathBuf)| {
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let map =
-            toml::from_str(&text).with_context(|| format!("{} is no map of precisions", path.display()))?;
+        let map = text.parse().with_context(|| format!("{} is no map of precisions", path.display()))?;
         Ok((name.clone(), map))
     };
     shown.maps.iter().map(read).collect()

@@ -31,7 +31,6 @@ use anyhow::{Context, Result, bail, ensure};
 use lamina_device::device::{Device, DeviceConfig, Partition, Watcher};
 use lamina_device::files::{self, Apart};
 use lamina_device::load::{self, Decision, LoadError, LoadOptions, Loaded, Progress};
-use lamina_device::model::ModelFile;
 use lamina_serve::qmp::{PoisonReporter, Reported};
 use lamina_serve::{
     Additions, Api, Channels, Control, DiskServer, ExportOptions, GuestPort, Mount, MountOptions, Place,
@@ -434,7 +433,7 @@ fn load_all(device: &Device, args: &DeviceArgs, plan: &Plan, stop: &AtomicBool) 
     let open = |(load, base): (&Load, &Option<usize>)| {
         let within = base.map(|_| format!("{}/", files::name_of(&load.path)));
         let options = LoadOptions { partition: load.partition.clone(), within, ..args.load_options() };
-        Ok((ModelFile::open(&load.path)?, options))
+        Ok((load::open(&load.path, &options, Some(device))?, options))
     };
     let mut loads = plan.loads.iter().zip(&against).map(open).collect::<Result<Vec<_>>>()?;
     let reported = |meter: &Meter, progress: Progress<'_>| {
