@@ -8,6 +8,7 @@ use indicatif::{BinaryBytes, HumanCount};
 use lamina_model::controller::{Design, TABLE_V};
 use lamina_model::replay::{Comparison, Outcome, WordCodec};
 use lamina_model::trace::Seen;
+use lamina_model::{Row, rows};
 
 use crate::client::new_table;
 
@@ -38,6 +39,8 @@ pub(super) fn print(out: &mut impl Write, comparison: &Comparison, json: bool) -
         "Controller: cycles from load to use of a block at 2 GHz, DRAM idle (TRACE, Figs. 22 and 23)\n"
     )?;
     writeln!(out, "{}\n", latency(&comparison.designs))?;
+    let cycles = |design: &Outcome| Some(design.service_cycles.buckets.clone());
+    histogram(out, "blocks by cycles", &comparison.designs, cycles)?;
     if let Some(profile) = &options.dram {
         writeln!(
             out,
@@ -45,6 +48,8 @@ pub(super) fn print(out: &mut impl Write, comparison: &Comparison, json: bool) -
             profile.name, options.registers, profile.currents.source
         )?;
         writeln!(out, "{}\n", dram(&comparison.designs))?;
+        let ns = |design: &Outcome| design.dram.as_ref().map(|dram| dram.latency_ns.buckets.clone());
+        histogram(out, "requests by ns", &comparison.designs, ns)?;
     }
     writeln!(
         out,
@@ -193,6 +198,43 @@ fn link(designs: &[Outcome]) -> Table {
         }
     }
     table
+}
+
+/// Rows of a histogram, and characters of its longest bar.
+const ROWS: u32 = 12;
+const BAR: u128 = 10;
+
+/// Counts by times, a column a design; none if there is nothing to count.
+fn histogram(
+    out: &mut impl Write,
+    what: &str,
+    designs: &[Outcome],
+    buckets: impl Fn(&Outcome) -> Option<Vec<(u64, u64)>>,
+) -> Result<()> {
+    let counted: Vec<_> =
+        designs.iter().filter_map(|design| Some((design.subject.name, buckets(design)?))).collect();
+    let all: Vec<_> = counted.iter().map(|(_, buckets)| buckets.as_slice()).collect();
+    let rows = rows(&all, ROWS);
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let head: Vec<_> = std::iter::once(what).chain(counted.iter().map(|(name, _)| *name)).collect();
+    let mut table = new_table(&head, 0);
+    let most = |at: usize| rows.iter().map(|row| row.counts[at]).max().unwrap_or(0);
+    for Row { first, last, counts } in &rows {
+        let times = if first == last { first.to_string() } else { format!("{first} to {last}") };
+        let cells = counts.iter().enumerate().map(|(at, &count)| {
+            let length = u128::from(count) * BAR / u128::from(most(at).max(1));
+            // Whatever was seen has a bar.
+            let length = usize::try_from(length).unwrap_or(0).max(usize::from(count > 0));
+            let bar = "█".repeat(length);
+            let count = if count > 0 { HumanCount(count).to_string() } else { String::new() };
+            format!("{count} {bar:<10}")
+        });
+        table.add_row(std::iter::once(times).chain(cells));
+    }
+    writeln!(out, "{table}\n")?;
+    Ok(())
 }
 
 fn figure(figure: Option<f64>, places: usize) -> String {

@@ -80,6 +80,14 @@ fn a_trace_of_a_mount_moves_the_bytes_that_were_counted() {
         assert!(zstd.contains("assumed: a ratio of 1.259 (bf16 weights"), "{text}");
         // The tensor is noise.
         assert!(zstd.contains("sizes of 0 blocks measured") && zstd.contains("taken as they are"), "{text}");
+        for histogram in [" blocks by cycles ", " requests by ns "] {
+            assert!(line(histogram).contains("gcomp-zstd"), "{text}");
+        }
+        // Lines of words are all of one time.
+        assert!(
+            text.lines().any(|line| line.trim_start().starts_with("71 ") && line.contains("██████████")),
+            "{text}"
+        );
         let shown = json(&["trace", "show", &trace, "--json"]);
         assert_eq!(shown["reads"], said["requests"]);
         let names: Vec<_> =
