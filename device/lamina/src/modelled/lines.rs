@@ -33,6 +33,7 @@ use self::shown::Map;
 use super::record::{Pieces, WAITING, pass};
 use crate::client::{self, ApiAt};
 use crate::log;
+use crate::out;
 
 /// How often lines are taken.
 const TAKEN: Duration = Duration::from_millis(10);
@@ -237,7 +238,7 @@ fn take(lines: &Lines, socket: &Path, stop: &AtomicBool) -> Result<Taken> {
                     taken.places = places;
                 }
                 Some(Err(why)) => {
-                    tracing::debug!("QEMU does not say where the windows are: {why:#}");
+                    tracing::debug!("QEMU does not say where the windows are: {}", out::reason(&why));
                     monitor = None;
                 }
                 _ => {}
