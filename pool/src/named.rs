@@ -164,7 +164,10 @@ impl Classed<'_> {
         length: u64,
         fill: impl FnOnce(&mut Reservation<'_>) -> Result<(), PoolError>,
     ) -> Result<bool, PoolError> {
-        if name.is_empty() || name.len() > MOST_NAME {
+        if name.is_empty() {
+            return Err(PoolError::NoName);
+        }
+        if name.len() > MOST_NAME {
             let (bytes, most) = (name.len() as u64, MOST_NAME as u64);
             return Err(PoolError::TooLong { what: "a name", bytes, most });
         }

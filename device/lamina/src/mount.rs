@@ -26,7 +26,7 @@ use crate::args::{LoadModel, Ls, Mount, Rm, Shown, Umount};
 use crate::client::{ApiAt, ask, escaped, new_table, print_json, rows, watched};
 use crate::holder;
 use crate::meter::Meter;
-use crate::out::print_line;
+use crate::out::{self, print_line};
 
 /// How often a device is looked at that is held in the foreground.
 const PACE: Duration = Duration::from_millis(200);
@@ -95,8 +95,8 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
     let mut device = match begin(files) {
         // An image from before has what it has. That it has no files/ is said, and no error.
         Err(why) if wish && files > 0 && !new => {
-            let device = begin(0).map_err(|_| anyhow::anyhow!("{why:#}"))?;
-            tracing::warn!("{} has no files/: {why:#}", dir.display());
+            let device = begin(0).map_err(|_| anyhow::anyhow!(out::reason(&why)))?;
+            tracing::warn!("{} has no files/: {}", dir.display(), out::reason(&why));
             device
         }
         started => started?,
@@ -106,7 +106,7 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
         // Nothing half done is left behind, but an image: somebody may have written to files/ by
         // now.
         if let Err(also) = holder::stop(&run_dir) {
-            tracing::warn!("the device does not end: {also:#}");
+            tracing::warn!("the device does not end: {}", out::reason(&also));
         }
         return Err(why);
     }
@@ -280,7 +280,7 @@ async fn wait(device: &mut Child, run_dir: &Path) -> Result<()> {
         let run_dir = run_dir.to_owned();
         // One that ends by itself already is as good.
         let stopped = tokio::task::spawn_blocking(move || holder::stop(&run_dir)).await?;
-        stopped.unwrap_or_else(|why| tracing::debug!("{why:#}"));
+        stopped.unwrap_or_else(|why| tracing::debug!("{}", out::reason(&why)));
     }
 }
 
@@ -354,7 +354,7 @@ pub(crate) async fn ls(args: Ls) -> Result<()> {
         match ask(&found.api, Method::GET, "/models", None).await {
             Ok(models) => all.push((found, models)),
             Err(why) if is_asked => return Err(why),
-            Err(why) => tracing::warn!("{}: {why:#}", found.api),
+            Err(why) => tracing::warn!("{}: {}", found.api, out::reason(&why)),
         }
     }
     if args.json {

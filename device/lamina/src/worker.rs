@@ -48,6 +48,7 @@ use crate::life::{self, Order, Ready, WindowFile, Word};
 use crate::log;
 use crate::meter::Meter;
 use crate::modelled::{self, Live, Recordings};
+use crate::out;
 use crate::partition_table::{Load, PartitionArgs, Plan};
 
 /// What a worker ends with after a panic.
@@ -76,7 +77,7 @@ pub(crate) fn work(args: &DeviceArgs, partition_table: &PartitionArgs) -> ! {
     let status = match run(args, partition_table) {
         Ok(()) => 0,
         Err(why) => {
-            tracing::error!("{why:#}");
+            tracing::error!("{}", out::reason(&why));
             1
         }
     };
@@ -158,7 +159,7 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
                 return Ok(life::send(&line, &Word::Stopped, &[])?);
             }
             Err(why) => {
-                return Ok(life::send(&line, &Word::Failed(format!("{why:#}")), &[])?);
+                return Ok(life::send(&line, &Word::Failed(out::reason(&why)), &[])?);
             }
             Ok(loaded) => loaded,
         };
@@ -191,7 +192,7 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
     };
     let mut served = match served {
         Ok(served) => served,
-        Err(why) => return Ok(life::send(&line, &Word::Failed(format!("{why:#}")), &[])?),
+        Err(why) => return Ok(life::send(&line, &Word::Failed(out::reason(&why)), &[])?),
     };
     // A flush that is asked of a later worker finds the mount.
     let answering = match adopt {

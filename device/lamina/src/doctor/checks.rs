@@ -138,7 +138,7 @@ fn qemu(cxl: Result<Qemu, FindError>, disks: bool, unpacked: Option<Qemu>) -> Fi
             return Finding::ok(what, format!("{} at {}", qemu.version, path.display()), whole);
         }
         (Err(why @ (FindError::Named(_) | FindError::Given(_))), None) => {
-            let why = format!("{:#}", anyhow::Error::from(why));
+            let why = crate::out::reason(&why.into());
             return Finding::limited(what, why, "no guest can be booted").mended_by("unset LAMINA_QEMU");
         }
         (Err(FindError::None { host, .. }), None) => *host,
