@@ -21,7 +21,7 @@ use crate::table::{Entry, State, tags};
 const NAME: usize = 40;
 /// Turns in which the manager goes through the table, and the groups of a turn at least.
 const TURNS: u32 = 64;
-const LEAST_GROUPS: u32 = 64;
+const MIN_GROUPS: u32 = 64;
 
 /// What this node did.
 #[derive(Debug, Default)]
@@ -272,7 +272,7 @@ impl Telling {
     /// Counts some more groups; behind the last, tells what there is.
     fn go_on(&mut self, member: &Member) -> Result<(), PoolError> {
         let all = member.layout.geometry.groups;
-        let most = (all / TURNS).max(LEAST_GROUPS);
+        let most = (all / TURNS).max(MIN_GROUPS);
         let last = self.group.saturating_add(most).min(all);
         self.shares.add(member, &mut self.census, self.group..last)?;
         self.group = if last < all { last } else { 0 };

@@ -57,6 +57,9 @@ pub enum PoolError {
         /// How many it may have.
         most: u32,
     },
+    /// A name of no bytes.
+    #[error("a name has no bytes: it must have at least one")]
+    NoName,
     /// A name or a body that is too long.
     #[error("{what} has {bytes} bytes, more than {most}")]
     TooLong {

@@ -42,7 +42,7 @@ impl Host for Alone {
         1
     }
 
-    fn patience(&self) -> u64 {
+    fn max_wait(&self) -> u64 {
         20
     }
 

@@ -15,7 +15,7 @@ use crate::host::Host;
 
 const TIMEOUT: u64 = 2_000;
 /// An emulated guest, or whom it waits for, may be stopped or wait for the host's processors.
-const PATIENCE: u64 = 300_000;
+const MAX_WAIT: u64 = 300_000;
 
 /// A guest.
 #[derive(Debug)]
@@ -47,8 +47,8 @@ impl Host for Guest {
         TIMEOUT
     }
 
-    fn patience(&self) -> u64 {
-        PATIENCE
+    fn max_wait(&self) -> u64 {
+        MAX_WAIT
     }
 
     fn name(&self, _: u32) -> String {

@@ -1,4 +1,4 @@
-//! What a pool needs of the machine around it: a clock, patience, and who is certainly dead.
+//! What a pool needs of the machine around it: a clock, bounds of waits, and who is certainly dead.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ pub trait Host: Send + Sync {
     fn timeout(&self) -> u64;
 
     /// Milliseconds after which a wait fails.
-    fn patience(&self) -> u64;
+    fn max_wait(&self) -> u64;
 
     /// Whether this node may manage: who cannot find out that others are dead leaves it to who can.
     fn may_manage(&self) -> bool {

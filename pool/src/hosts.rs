@@ -12,7 +12,7 @@ use crate::local;
 use crate::mem::{CxlMem, Hosted, Map, Revoke, Socket};
 use crate::pool::Pool;
 
-const PATIENCE: u64 = 120_000;
+const MAX_WAIT: u64 = 120_000;
 /// Turns of a wait between which nobody sleeps: each is requests to the device already.
 const QUICK_TURNS: u32 = 16;
 
@@ -48,8 +48,8 @@ impl<R: Revoke> Host for Hosts<R> {
         self.timeout
     }
 
-    fn patience(&self) -> u64 {
-        PATIENCE.max(self.timeout.saturating_mul(8))
+    fn max_wait(&self) -> u64 {
+        MAX_WAIT.max(self.timeout.saturating_mul(8))
     }
 
     fn name(&self, node: u32) -> String {

@@ -37,6 +37,12 @@ const VERSION: u64 = 4;
 pub(crate) const SUPERBLOCK: u64 = 2 * LINE;
 /// Slots of a group.
 pub(crate) const SLOTS: u64 = 8;
+/// Groups that a pool may have.
+const MAX_GROUPS: u32 = 1 << 28;
+/// Bytes that a pool may have, whose slots are one for each [`SLOT_BYTES`].
+pub(crate) const MAX_BYTES: u64 = (MAX_GROUPS as u64) * SLOTS * SLOT_BYTES;
+/// Bytes of memory for each slot of a pool that fits it.
+const SLOT_BYTES: u64 = 16 << 10;
 const GROUP: u64 = (2 + SLOTS) * LINE;
 /// Lines of a node's pins.
 const HAZARD_LINES: u64 = 8;
@@ -76,7 +82,7 @@ impl Geometry {
     /// for each 16 KiB.
     pub fn fitting(bytes: u64) -> Self {
         let chunk_bytes = if bytes < 64 << 20 { 256 << 10 } else { 2 << 20 };
-        let slots = bytes / (16 << 10);
+        let slots = bytes / SLOT_BYTES;
         let groups = u32::try_from((slots / SLOTS).max(4)).unwrap_or(u32::MAX);
         let most = u32::try_from(bytes / chunk_bytes).unwrap_or(u32::MAX);
         let mut found = Self { nodes: 16, stripes: groups.min(64), groups, chunks: 1, chunk_bytes };
@@ -145,11 +151,14 @@ impl Layout {
         if !(1..=64).contains(&nodes) {
             return bad(&format!("{nodes} nodes: it has 1 to 64"));
         }
-        if stripes == 0 || stripes > 4096 || groups < stripes || groups > 1 << 28 {
-            return bad(&format!("{stripes} stripes for {groups} groups"));
+        if !(1..=4096).contains(&stripes) {
+            return bad(&format!("{stripes} stripes: it has 1 to 4096"));
+        }
+        if !(stripes..=MAX_GROUPS).contains(&groups) {
+            return bad(&format!("{groups} groups of slots: it has {stripes} to {MAX_GROUPS}"));
         }
         if chunks == 0 || chunks >= 1 << 24 {
-            return bad(&format!("{chunks} chunks"));
+            return bad(&format!("{chunks} chunks: it has 1 to {}", (1 << 24) - 1));
         }
         if !chunk_bytes.is_power_of_two() || !(4 << 10..=1 << 30).contains(&chunk_bytes) {
             return bad(&format!("chunks of {chunk_bytes} bytes: powers of two from 4 KiB to 1 GiB"));

@@ -21,7 +21,7 @@ use rustix::fs::{XattrFlags, fsetxattr, fstatfs};
 use crate::class::Class;
 use crate::error::PoolError;
 use crate::host::Host;
-use crate::layout::Geometry;
+use crate::layout::{Geometry, MAX_BYTES};
 use crate::mem::{self, Map, Mapped};
 use crate::pool::Pool;
 
@@ -30,7 +30,7 @@ const FIRST: i64 = 1 << 62;
 /// The byte of who makes a pool where there is none.
 const MAKER: i64 = FIRST - 1;
 const TIMEOUT: u64 = 2_000;
-const PATIENCE: u64 = 60_000;
+const MAX_WAIT: u64 = 60_000;
 
 /// Processes of one host.
 pub struct Processes {
@@ -92,8 +92,8 @@ impl Host for Processes {
         TIMEOUT
     }
 
-    fn patience(&self) -> u64 {
-        PATIENCE
+    fn max_wait(&self) -> u64 {
+        MAX_WAIT
     }
 
     fn name(&self, _: u32) -> String {
@@ -193,12 +193,23 @@ impl Drop for Locked<'_> {
     }
 }
 
+/// A file, and whether it was not there before.
+fn new_file(path: &Path) -> Result<(File, bool), PoolError> {
+    match OpenOptions::new().read(true).write(true).create_new(true).open(path) {
+        Err(why) if why.kind() == io::ErrorKind::AlreadyExists => Ok((made_file(path)?, false)),
+        made => {
+            made.map(|file| (file, true)).map_err(|cause| PoolError::File { path: path.to_owned(), cause })
+        }
+    }
+}
+
 fn made_file(path: &Path) -> Result<File, PoolError> {
     let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
     open.map_err(|cause| PoolError::File { path: path.to_owned(), cause })
 }
 
-/// Makes a pool in a file, which is made as long as the pool if it is not there or shorter.
+/// Makes a pool in a file, which is made as long as the pool if it is not there or shorter. A file
+/// that was not there is not there either if this fails.
 ///
 /// # Errors
 /// [`PoolError::Node`] if a process is attached to the pool that is there; [`PoolError::File`],
@@ -219,23 +230,31 @@ pub fn create_declared(
 ) -> Result<(), PoolError> {
     let fail = |cause| PoolError::File { path: path.to_owned(), cause };
     let bytes = geometry.bytes()?;
-    let file = made_file(path)?;
+    let (file, is_new) = new_file(path)?;
     let _nobody = Locked::nodes(&file)?;
     let metadata = file.metadata().map_err(fail)?;
-    if metadata.is_file() && metadata.len() < bytes {
-        file.set_len(bytes).map_err(fail)?;
+    let make = || {
+        if metadata.is_file() && metadata.len() < bytes {
+            file.set_len(bytes).map_err(fail)?;
+        }
+        if is_of_mount(&file) {
+            // What a pool that was there before had said of its chunks, whatever its geometry. A
+            // file whose units do not come out even takes it of the chunks alone.
+            let all = 0..metadata.len().max(bytes);
+            let _ = tell_class(&file, all, None).or_else(|_| tell_class(&file, geometry.data()?, None));
+        }
+        declare(geometry.data()?)?;
+        let memory = Mapped::new(Map::new(&file, path, None)?);
+        Pool::create(Arc::new(memory), geometry)?;
+        mark(&file);
+        Ok(())
+    };
+    let made = make();
+    // Nobody else made a pool in it before: it was empty when its locks were ours.
+    if made.is_err() && is_new && metadata.len() == 0 {
+        let _ = fs::remove_file(path);
     }
-    if is_of_mount(&file) {
-        // What a pool that was there before had said of its chunks, whatever its geometry. A file
-        // whose units do not come out even takes it of the chunks alone.
-        let all = 0..metadata.len().max(bytes);
-        let _ = tell_class(&file, all, None).or_else(|_| tell_class(&file, geometry.data()?, None));
-    }
-    declare(geometry.data()?)?;
-    let memory = Mapped::new(Map::new(&file, path, None)?);
-    Pool::create(Arc::new(memory), geometry)?;
-    mark(&file);
-    Ok(())
+    made
 }
 
 /// Tells the device that a file of its mount is a pool, so that who watches the device sees it.
@@ -278,14 +297,18 @@ fn tell_class(file: &File, range: Range<u64>, class: Option<&Class>) -> Result<(
 /// How large a pool in a file is: as the file, or `bytes` if it is empty or not there.
 ///
 /// # Errors
-/// [`PoolError::File`].
+/// [`PoolError::File`]; [`PoolError::Geometry`] if that is more than a pool may have.
 pub fn length_of(path: &Path, bytes: u64) -> Result<u64, PoolError> {
     let fail = |cause| PoolError::File { path: path.to_owned(), cause };
     let length = match File::open(path).and_then(|file| mem::length(&file)) {
         Err(why) if why.kind() == io::ErrorKind::NotFound => 0,
         length => length.map_err(fail)?,
     };
-    Ok(if length == 0 { bytes } else { length })
+    let bytes = if length == 0 { bytes } else { length };
+    if bytes > MAX_BYTES {
+        return Err(PoolError::Geometry(format!("{bytes} bytes: it has at most {MAX_BYTES}, 32 TiB")));
+    }
+    Ok(bytes)
 }
 
 /// Attaches to the pool in a file, which is made first if the file holds nothing. Of several

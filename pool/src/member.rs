@@ -24,7 +24,7 @@ const CLOCK: u64 = 24;
 const JOINED: u64 = 1;
 const LEFT: u64 = 2;
 /// A number's incarnations: 23 bits.
-const MOST_INCARNATIONS: u32 = 1 << 23;
+const MAX_INCARNATIONS: u32 = 1 << 23;
 /// A node counts on so many times within the timeout.
 const COUNTS: u64 = 8;
 
@@ -133,7 +133,7 @@ impl Member {
         let at = layout.node(node);
         let (state, last) = of_word(lines.fresh(at)?);
         let incarnation = last + 1;
-        if last >= MOST_INCARNATIONS - 1 {
+        if last >= MAX_INCARNATIONS - 1 {
             return Err(PoolError::Node {
                 node,
                 why: "it was attached too often: create the pool anew".into(),
@@ -282,7 +282,7 @@ impl Member {
                 }
                 // Who comes first goes first; who comes later waits here until the others are done.
                 let waited = self.host.now().saturating_sub(began);
-                if node < self.node || waited > self.host.patience() {
+                if node < self.node || waited > self.host.max_wait() {
                     self.lines.post(own, 0)?;
                     return Ok(());
                 }
@@ -439,7 +439,7 @@ impl Member {
     pub(crate) fn wait(&self, wait: &mut Wait, what: &'static str) -> Result<(), PoolError> {
         let now = self.host.now();
         let began = *wait.began.get_or_insert(now);
-        if now.saturating_sub(began) > self.host.patience() {
+        if now.saturating_sub(began) > self.host.max_wait() {
             return Err(PoolError::Timeout(what));
         }
         if wait.is_due() || !self.lines.coherent() {

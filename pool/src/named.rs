@@ -6,7 +6,7 @@ use crate::error::PoolError;
 use crate::key::Key;
 use crate::mem::{Crc, PIECE};
 use crate::member::Wait;
-use crate::pool::{MOST_NAME, Pool};
+use crate::pool::{MAX_NAME, Pool};
 use crate::prefix::{Reservation, Reserved};
 use crate::table::{Pin, State};
 
@@ -164,8 +164,11 @@ impl Classed<'_> {
         length: u64,
         fill: impl FnOnce(&mut Reservation<'_>) -> Result<(), PoolError>,
     ) -> Result<bool, PoolError> {
-        if name.is_empty() || name.len() > MOST_NAME {
-            let (bytes, most) = (name.len() as u64, MOST_NAME as u64);
+        if name.is_empty() {
+            return Err(PoolError::NoName);
+        }
+        if name.len() > MAX_NAME {
+            let (bytes, most) = (name.len() as u64, MAX_NAME as u64);
             return Err(PoolError::TooLong { what: "a name", bytes, most });
         }
         let mut wait = Wait::default();

@@ -19,7 +19,7 @@ use crate::recovery::recover;
 use crate::table::{Entry, Pin, Pins, State, Tag, drain, evict, find, sweep, tags};
 
 /// Bytes that an object's name may have.
-pub(crate) const MOST_NAME: usize = 1024;
+pub(crate) const MAX_NAME: usize = 1024;
 /// Touches that are kept before they are told.
 const TOUCHES: usize = 64;
 /// Groups that are looked at for something to evict.
@@ -190,7 +190,7 @@ impl Pool {
     /// the new.
     ///
     /// # Errors
-    /// [`PoolError::Full`], [`PoolError::TooLong`], [`PoolError::Fenced`].
+    /// [`PoolError::Full`], [`PoolError::NoName`], [`PoolError::TooLong`], [`PoolError::Fenced`].
     pub fn put(&self, name: &str, bytes: &[u8]) -> Result<(), PoolError> {
         self.put_from(name, bytes.len() as u64, |reservation| reservation.append(bytes))
     }
@@ -241,7 +241,7 @@ impl Pool {
 
     /// The name of an entry that is pinned. It checks by the key.
     pub(crate) fn name(&self, entry: &Entry) -> Result<Option<String>, PoolError> {
-        if entry.name_length as usize > MOST_NAME {
+        if entry.name_length as usize > MAX_NAME {
             return Ok(None);
         }
         let mut bytes = vec![0; entry.name_length as usize];

@@ -168,8 +168,8 @@ pub(crate) fn analyze(
     let options =
         AnalyzeOptions { codecs, kv: kv.map(|(channels, window)| KvLayout::rows(channels, window)) };
     let report = py.detach(|| {
-        let models = files.iter().map(|path| ModelFile::open(path)).collect::<Result<Vec<_>, _>>();
-        let models = models.map_err(|why| why.to_string())?;
+        let models = files.iter().map(|path| ModelFile::open(path).map(ModelFile::spread));
+        let models = models.collect::<Result<Vec<_>, _>>().map_err(|why| why.to_string())?;
         let report = lamina_device::analyze::analyze(&models, &options, |_| ControlFlow::Continue(()))
             .map_err(|why| why.to_string())?;
         serde_json::to_string(&report).map_err(|why| why.to_string())

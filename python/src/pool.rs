@@ -60,7 +60,8 @@ impl From<Refused> for PyErr {
     fn from(why: Refused) -> Self {
         let text = why.to_string();
         match why {
-            Refused::Length { .. } | Refused::Pool(PoolError::TooLong { .. } | PoolError::Geometry(_)) => {
+            Refused::Length { .. }
+            | Refused::Pool(PoolError::NoName | PoolError::TooLong { .. } | PoolError::Geometry(_)) => {
                 PyValueError::new_err(text)
             }
             Refused::Pool(PoolError::Full { .. }) => PoolFull::new_err(text),

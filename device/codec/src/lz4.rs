@@ -11,7 +11,7 @@ use crate::BLOCK_BYTES;
 const SAMPLES: usize = 2;
 const SAMPLE_BYTES: usize = 512;
 /// The part of the samples that coding must save.
-const LEAST_SAVED: usize = 16;
+const MIN_SAVED: usize = 16;
 
 /// The library's hash table, which it clears for each input, and an output buffer for its worst
 /// case.
@@ -29,7 +29,7 @@ impl Default for Compressor {
 impl Compressor {
     pub(super) fn compress(&mut self, input: &[u8], out: &mut [u8]) -> Option<usize> {
         assert!(input.len() <= BLOCK_BYTES && out.len() >= input.len());
-        if input.len() <= short::MOST {
+        if input.len() <= short::MAX_INPUT {
             return short::compress(input, out);
         }
         let Self { table, scratch } = self;
@@ -52,7 +52,7 @@ impl Compressor {
         let Self { table, scratch } = self;
         let length = compress_into_with_table(&samples, scratch, table)
             .expect("the scratch holds the worst case of a block");
-        length > samples.len() - samples.len() / LEAST_SAVED
+        length > samples.len() - samples.len() / MIN_SAVED
     }
 }
 

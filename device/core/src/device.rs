@@ -85,7 +85,7 @@ pub use self::{
     sources::{Places, Source, Stamp},
     tables::MAX_AT_ONCE,
     tensor_views::TensorView,
-    watcher::{Moved, Watcher},
+    watcher::{AsWords, Moved, Watcher},
 };
 use crate::partition_table::Part;
 pub use lamina_store::image::PartitionConfig;

@@ -18,6 +18,7 @@
 //!   names of, is [decided](decide) before anything changes.
 
 mod decide;
+mod open;
 mod pieces;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,6 +33,7 @@ use wildmatch::WildMatch;
 
 pub use self::decide::{Decision, Held, carry_out, decide, drop_unfinished};
 pub(crate) use self::decide::{drop_tensor, drop_tensor_by, is_no_base};
+pub use self::open::open;
 pub(crate) use self::pieces::source_of;
 use self::pieces::{Contents, stamp_of, store_each};
 use crate::device::{Device, DeviceError, MAX_AT_ONCE, Places, Source, SourceId};

@@ -34,7 +34,7 @@ const HEAD: u64 = 8;
 /// Bytes that are read or written at once.
 const PIECE: u64 = 1 << 20;
 /// Bytes of changes after which it is worth to begin anew, if the state takes less.
-const LEAST_CHANGES: u64 = 1 << 20;
+const MIN_CHANGES: u64 = 1 << 20;
 /// Bytes of filler that are written at once.
 const FILLER_STEP: u64 = 16 * BLOCK;
 /// Bytes of filler beyond what the state takes: records that remove something, and the requests
@@ -135,7 +135,7 @@ impl Log {
         }
         let (long, capacity) = (self.at - self.began, self.places[self.used].1);
         let bound = if frees { capacity } else { capacity / 8 * 7 };
-        if long > LEAST_CHANGES.max(2 * self.began) || self.at + framed > bound {
+        if long > MIN_CHANGES.max(2 * self.began) || self.at + framed > bound {
             match self.begin_anew(state, frees) {
                 Ok(()) => {}
                 // As long as there is room behind it, the log goes on as it is.

@@ -88,7 +88,8 @@ impl Files {
         core.state.paths_of(core.state.nodes().filter_map(has).collect())
     }
 
-    /// The files that have a name, and that the kernel is known to know: of these it may have pages.
+    /// The files that have a name, and that the kernel is known to know: of these it may have
+    /// pages.
     pub fn known(&self) -> Vec<Marked> {
         let core = self.core.lock();
         let known = core.live.keys().copied().filter(|inode| core.state.file(*inode).is_ok());

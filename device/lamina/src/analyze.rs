@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::Write;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use indicatif::{BinaryBytes, HumanCount};
@@ -25,7 +25,10 @@ use crate::out;
 
 /// Analyses and prints. Blocks until it is done.
 pub(crate) fn analyze(args: &Analyze) -> Result<()> {
-    let models = args.files.iter().map(|path| ModelFile::open(path)).collect::<Result<Vec<_>, _>>()?;
+    let open = |paths: &[PathBuf]| {
+        paths.iter().map(|path| ModelFile::open(path).map(ModelFile::spread)).collect::<Result<Vec<_>, _>>()
+    };
+    let models = open(&args.files)?;
     if let Some(plot) = &args.plot {
         can_draw(plot, &args.files, &models)?;
     }
@@ -37,7 +40,7 @@ pub(crate) fn analyze(args: &Analyze) -> Result<()> {
     });
     meter.finish();
     let report = report?;
-    let bases = args.base.iter().map(|path| ModelFile::open(path)).collect::<Result<Vec<_>, _>>()?;
+    let bases = open(&args.base)?;
     let with_base = if bases.is_empty() {
         None
     } else {

@@ -494,8 +494,9 @@ Ratios are bytes before to bytes after at 4 KiB blocks, index entries not counte
 exponent at its entropy in each block. Rounding: fp8 is the view fp8_e4m3fn with the power of two that fits the tensor; int4 is
 symmetric in groups of 128 elements with the groups' scales not counted.
 
-Block-scaled tensors are known by names, dtypes and shapes: MXFP4, MXFP8, NVFP4, GPTQ and AWQ have a table of bits a value, in
-which scales and all else count. What looks like one and is none has a line that says why.
+Block-scaled tensors are known by names, dtypes and shapes: MXFP4, MXFP6, MXFP8, NVFP4, GPTQ and AWQ have a table of bits a value,
+in which scales and all else count. What looks like one and is none has a line that says why. Elements of six bits are coded with a
+byte each, as they are stored, and held against the bytes that they take in the file.
 
 KV caches: CHANNELS[,WINDOW] · CHANNELS,WINDOW,stride=STRIDE for rows with padding · vLLM's paged caches of four dimensions or more
 as PRESET:HEADS,HEAD_SIZE,BLOCK_SIZE[,WINDOW] with the preset nhd, hnd or, with K before V in each block, nhd_kv or hnd_kv.
@@ -511,7 +512,7 @@ Examples:
       lamina analyze tuned.safetensors --base model.safetensors --codec tree
       lamina analyze model-00001.safetensors model-00002.safetensors --codec zstd --plot planes.svg")]
 pub(crate) struct Analyze {
-    /// Safetensors files.
+    /// Safetensors, GGUF or .npy files.
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
     /// Tensors of two dimensions with this many channels are KV caches, in windows of so many

@@ -44,6 +44,7 @@ use self::{
 };
 use crate::args::{DeviceArgs, DiskArg};
 use crate::life::{self, Order, Ready, Word};
+use crate::out;
 use crate::partition_table::PartitionArgs;
 
 /// Deaths within this time are quick.
@@ -267,7 +268,7 @@ impl Drop for Holder {
     fn drop(&mut self) {
         self.state.stop();
         if let Err(why) = self.wait() {
-            tracing::error!("{why:#}");
+            tracing::error!("{}", out::reason(&why));
         }
     }
 }
@@ -361,7 +362,7 @@ fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
                 Ok(None) => break,
                 Err(why) => {
                     // A program that cannot be understood is as good as dead.
-                    tracing::error!("{why:#}");
+                    tracing::error!("{}", out::reason(&why));
                     break;
                 }
             };
@@ -431,11 +432,11 @@ fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
             match started {
                 Ok(worker) => break worker,
                 Err(why) if child::lacks_memory(&why) && !state.lock().stopping => {
-                    tracing::warn!("{why:#}");
+                    tracing::warn!("{}", out::reason(&why));
                     thread::sleep(oom.none_started());
                 }
                 Err(why) => {
-                    tracing::error!("{why:#}");
+                    tracing::error!("{}", out::reason(&why));
                     fruitless += usize::from(!state.fall_back());
                 }
             }

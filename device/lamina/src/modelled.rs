@@ -2,6 +2,7 @@
 //! `--model-dram` of a device that is served,
 //! and `--record-lines` of a guest.
 
+mod compared;
 mod elastic;
 mod lines;
 mod live;

@@ -26,7 +26,7 @@ use crate::args::{LoadModel, Ls, Mount, Rm, Shown, Umount};
 use crate::client::{ApiAt, ask, escaped, new_table, print_json, rows, watched};
 use crate::holder;
 use crate::meter::Meter;
-use crate::out::print_line;
+use crate::out::{self, print_line};
 
 /// How often a device is looked at that is held in the foreground.
 const PACE: Duration = Duration::from_millis(200);
@@ -95,8 +95,8 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
     let mut device = match begin(files) {
         // An image from before has what it has. That it has no files/ is said, and no error.
         Err(why) if wish && files > 0 && !new => {
-            let device = begin(0).map_err(|_| anyhow::anyhow!("{why:#}"))?;
-            tracing::warn!("{} has no files/: {why:#}", dir.display());
+            let device = begin(0).map_err(|_| anyhow::anyhow!(out::reason(&why)))?;
+            tracing::warn!("{} has no files/: {}", dir.display(), out::reason(&why));
             device
         }
         started => started?,
@@ -106,7 +106,7 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
         // Nothing half done is left behind, but an image: somebody may have written to files/ by
         // now.
         if let Err(also) = holder::stop(&run_dir) {
-            tracing::warn!("the device does not end: {also:#}");
+            tracing::warn!("the device does not end: {}", out::reason(&also));
         }
         return Err(why);
     }
@@ -197,7 +197,7 @@ async fn load_all(
         }
         let base = bases.iter().find(|(model, _)| *model == name).map(|(_, base)| base.as_str());
         let loaded = load_one(&api, model, &name, base, views, maps).await?;
-        for line in apart(&loaded) {
+        for line in remarks(&loaded) {
             tracing::warn!("{line}");
         }
     }
@@ -280,7 +280,7 @@ async fn wait(device: &mut Child, run_dir: &Path) -> Result<()> {
         let run_dir = run_dir.to_owned();
         // One that ends by itself already is as good.
         let stopped = tokio::task::spawn_blocking(move || holder::stop(&run_dir)).await?;
-        stopped.unwrap_or_else(|why| tracing::debug!("{why:#}"));
+        stopped.unwrap_or_else(|why| tracing::debug!("{}", out::reason(&why)));
     }
 }
 
@@ -315,22 +315,24 @@ pub(crate) async fn load(args: LoadModel) -> Result<()> {
         return print_json(&loaded);
     }
     print_line!("{}: {}", found.folder(&name), sizes(&loaded))?;
-    for line in apart(&loaded) {
+    for line in remarks(&loaded) {
         print_line!("  {line}")?;
     }
     Ok(())
 }
 
-/// Which tensors of a model with a base are stored by themselves.
-fn apart(model: &Value) -> Vec<String> {
-    let (Some(base), Some(apart)) = (model["base"].as_str(), model["apart"].as_array()) else {
-        return Vec::new();
-    };
-    let line = |tensor: &Value| {
-        let text = |key: &str| tensor[key].as_str().unwrap_or_default();
-        format!("{} is no difference to {base}'s: {}", text("tensor"), text("why"))
-    };
-    apart.iter().map(line).collect()
+/// What of a model's directory was left out, and which tensors of one with a base are stored by
+/// themselves.
+fn remarks(model: &Value) -> Vec<String> {
+    let of = |list: &str| model[list].as_array().into_iter().flatten();
+    let text = |value: &Value, key: &str| value[key].as_str().unwrap_or_default().to_owned();
+    let left_out =
+        of("left_out").map(|left| format!("{} is left out: {}", text(left, "file"), text(left, "why")));
+    let base = model["base"].as_str().unwrap_or_default();
+    let apart = of("apart").map(|tensor| {
+        format!("{} is no difference to {base}'s: {}", text(tensor, "tensor"), text(tensor, "why"))
+    });
+    left_out.chain(apart).collect()
 }
 
 /// Removes a model.
@@ -352,7 +354,7 @@ pub(crate) async fn ls(args: Ls) -> Result<()> {
         match ask(&found.api, Method::GET, "/models", None).await {
             Ok(models) => all.push((found, models)),
             Err(why) if is_asked => return Err(why),
-            Err(why) => tracing::warn!("{}: {why:#}", found.api),
+            Err(why) => tracing::warn!("{}: {}", found.api, out::reason(&why)),
         }
     }
     if args.json {
@@ -411,8 +413,7 @@ pub(crate) async fn ls(args: Ls) -> Result<()> {
 fn read_maps(shown: &Shown) -> Result<BTreeMap<String, PrecisionMap>> {
     let read = |(name, path): &(String, PathBuf)| {
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let map =
-            toml::from_str(&text).with_context(|| format!("{} is no map of precisions", path.display()))?;
+        let map = text.parse().with_context(|| format!("{} is no map of precisions", path.display()))?;
         Ok((name.clone(), map))
     };
     shown.maps.iter().map(read).collect()

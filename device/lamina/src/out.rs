@@ -61,7 +61,54 @@ pub(crate) fn parsed(why: &clap::Error) -> ExitCode {
 pub(crate) fn failed(why: &anyhow::Error) -> ExitCode {
     let status = Status::of(why);
     if status != Status::ReaderGone {
-        crate::log::say(&format!("lamina: {why:#}"));
+        crate::log::say(&format!("lamina: {}", reason(why)));
     }
     status.into()
+}
+
+/// An error with its causes. Many say their cause themselves, and some begin with what was said
+/// before them, as a file's name: nothing is said twice.
+pub(crate) fn reason(why: &anyhow::Error) -> String {
+    let (mut whole, mut last) = (why.to_string(), 0);
+    for cause in why.chain().skip(1) {
+        let cause = cause.to_string();
+        if whole[last..].contains(&format!(": {cause}")) {
+            continue;
+        }
+        if cause.strip_prefix(&whole[last..]).is_some_and(|rest| rest.starts_with(": ")) {
+            whole.truncate(last);
+        } else {
+            whole.push_str(": ");
+            last = whole.len();
+        }
+        whole.push_str(&cause);
+    }
+    whole
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::{Context, anyhow};
+
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{path}: cannot open: {source}")]
+    struct Says {
+        path: &'static str,
+        source: io::Error,
+    }
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let missing = || io::Error::from_raw_os_error(2);
+        let once = "a: cannot open: No such file or directory (os error 2)";
+        let says = || Says { path: "a", source: missing() };
+        assert_eq!(reason(&says().into()), once);
+        assert_eq!(reason(&anyhow!(says()).context("a")), once);
+        assert_eq!(reason(&anyhow!(says()).context("no model")), format!("no model: {once}"));
+        let kernels = Err::<(), _>(missing()).context("b").context("cannot begin").unwrap_err();
+        assert_eq!(reason(&kernels), "cannot begin: b: No such file or directory (os error 2)");
+        assert_eq!(reason(&anyhow!("alone")), "alone");
+    }
 }

@@ -19,7 +19,6 @@ use clap::Args;
 use lamina_abi::Interleave;
 use lamina_device::device::{Device, DeviceConfig, MAX_PARTITIONS, Partition, PartitionConfig};
 use lamina_device::load::{self, LoadOptions};
-use lamina_device::model::ModelFile;
 use lamina_serve::{ExportOptions, Place};
 use lamina_store::image::Superblock;
 
@@ -277,7 +276,7 @@ impl Plan {
         for part in &self.parts {
             let (mut base_needed, mut views_needed) = (0_u64, lamina_abi::DIRECTORY_BYTES);
             for load in self.loads.iter().filter(|load| load.partition == part.name) {
-                let model = ModelFile::open(&load.path)?;
+                let model = load::open(&load.path, options, None)?;
                 base_needed = base_needed.saturating_add(load::base_needed(&model));
                 views_needed = views_needed.saturating_add(load::views_needed(&model, options));
             }

@@ -155,6 +155,15 @@ fn told(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A name as one line that a terminal takes for text: what is not is escaped, and backslashes.
+fn printable(name: &str) -> String {
+    let escaped = |letter: char| match letter {
+        '"' | '\'' => letter.to_string(),
+        _ => letter.escape_debug().to_string(),
+    };
+    name.chars().map(escaped).collect()
+}
+
 fn serve(at: &PoolAt) -> anyhow::Result<()> {
     let pool = Arc::new(Pool::open(&at.file).with_context(|| at.file.display().to_string())?);
     let server = IndexServer::new(Arc::clone(&pool))?;
@@ -210,7 +219,7 @@ fn print_stats(stats: &Stats) -> anyhow::Result<()> {
     for node in &stats.by_node {
         let NodeCounts { hits, misses, stores, evictions, lock_waits, recoveries, .. } = node;
         let counts = [hits, misses, stores, evictions, lock_waits, recoveries].map(ToString::to_string);
-        table.add_row([node.node.to_string(), node.name.clone()].into_iter().chain(counts));
+        table.add_row([node.node.to_string(), printable(&node.name)].into_iter().chain(counts));
     }
     print_line!("{table}")?;
     Ok(())
@@ -239,7 +248,7 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
             let length = local::length_of(&file, size)?;
             let geometry = Geometry { nodes, ..Geometry::fitting(length) };
             local::create_declared(&file, &geometry, |data| {
-                holds.declare(&file, data).map_err(|why| PoolError::Declare(format!("{why:#}")))
+                holds.declare(&file, data).map_err(|why| PoolError::Declare(out::reason(&why)))
             })?;
             if json {
                 return told(&json!({ "pool": file, "bytes": geometry.bytes()?, "nodes": nodes }));
@@ -253,7 +262,7 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
             for object in objects {
                 let class =
                     if object.class.is_empty() { String::new() } else { format!("  ({})", object.class) };
-                print_line!("{:>14}  {}{class}", object.bytes, object.name)?;
+                print_line!("{:>14}  {}{class}", object.bytes, printable(&object.name))?;
             }
         }
         PoolCommand::Stat(at) => {

@@ -31,7 +31,6 @@ use anyhow::{Context, Result, bail, ensure};
 use lamina_device::device::{Device, DeviceConfig, Partition, Watcher};
 use lamina_device::files::{self, Apart};
 use lamina_device::load::{self, Decision, LoadError, LoadOptions, Loaded, Progress};
-use lamina_device::model::ModelFile;
 use lamina_serve::qmp::{PoisonReporter, Reported};
 use lamina_serve::{
     Additions, Api, Channels, Control, DiskServer, ExportOptions, GuestPort, Mount, MountOptions, Place,
@@ -49,6 +48,7 @@ use crate::life::{self, Order, Ready, WindowFile, Word};
 use crate::log;
 use crate::meter::Meter;
 use crate::modelled::{self, Live, Recordings};
+use crate::out;
 use crate::partition_table::{Load, PartitionArgs, Plan};
 
 /// What a worker ends with after a panic.
@@ -77,7 +77,7 @@ pub(crate) fn work(args: &DeviceArgs, partition_table: &PartitionArgs) -> ! {
     let status = match run(args, partition_table) {
         Ok(()) => 0,
         Err(why) => {
-            tracing::error!("{why:#}");
+            tracing::error!("{}", out::reason(&why));
             1
         }
     };
@@ -166,7 +166,7 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
                 return Ok(life::send(&line, &Word::Stopped, &[])?);
             }
             Err(why) => {
-                return Ok(life::send(&line, &Word::Failed(format!("{why:#}")), &[])?);
+                return Ok(life::send(&line, &Word::Failed(out::reason(&why)), &[])?);
             }
             Ok(loaded) => loaded,
         };
@@ -175,8 +175,8 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
     } else {
         Loaded::default()
     };
-    // What waits in the page cache since a worker died is brought to the device all the same: a later
-    // worker that is to stop answers first.
+    // What waits in the page cache since a worker died is brought to the device all the same: a
+    // later worker that is to stop answers first.
     let mut stopping = false;
     let order = loop {
         match orders.recv() {
@@ -199,7 +199,7 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
     };
     let mut served = match served {
         Ok(served) => served,
-        Err(why) => return Ok(life::send(&line, &Word::Failed(format!("{why:#}")), &[])?),
+        Err(why) => return Ok(life::send(&line, &Word::Failed(out::reason(&why)), &[])?),
     };
     // A flush that is asked of a later worker finds the mount.
     let answering = match adopt {
@@ -441,7 +441,7 @@ fn load_all(device: &Device, args: &DeviceArgs, plan: &Plan, stop: &AtomicBool) 
     let open = |(load, base): (&Load, &Option<usize>)| {
         let within = base.map(|_| format!("{}/", files::name_of(&load.path)));
         let options = LoadOptions { partition: load.partition.clone(), within, ..args.load_options() };
-        Ok((ModelFile::open(&load.path)?, options))
+        Ok((load::open(&load.path, &options, Some(device))?, options))
     };
     let mut loads = plan.loads.iter().zip(&against).map(open).collect::<Result<Vec<_>>>()?;
     let reported = |meter: &Meter, progress: Progress<'_>| {

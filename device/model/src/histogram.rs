@@ -1,5 +1,7 @@
 //! How often each time was seen.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde::Serialize;
 
 use crate::number::float;
@@ -99,6 +101,48 @@ impl Histogram {
     }
 }
 
+/// A row of a histogram that is printed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// The shortest time that was seen in it.
+    pub first: u64,
+    /// The longest.
+    pub last: u64,
+    /// How many times fall into it, of each histogram.
+    pub counts: Vec<u64>,
+}
+
+/// Several histograms, as [`Summary::buckets`] has them, in the same rows: one for each time if
+/// that makes at most `most`. Else rows are of one width, or of powers of two where the longest
+/// time is more than four times the shortest. Rows into which nothing falls are left out.
+pub fn rows(histograms: &[&[(u64, u64)]], most: u32) -> Vec<Row> {
+    let times: BTreeSet<u64> = histograms.iter().copied().flatten().map(|(time, _)| *time).collect();
+    let (Some(&shortest), Some(&longest)) = (times.first(), times.last()) else { return Vec::new() };
+    let most = u64::from(most.max(1));
+    let power = |time: u64| u64::from(time.max(1).ilog2());
+    let width = (longest - shortest) / most + 1;
+    let powers = (power(longest) - power(shortest)) / most + 1;
+    let row = |time: u64| {
+        if times.len() as u64 <= most {
+            time
+        } else if longest / 4 <= shortest {
+            (time - shortest) / width
+        } else {
+            (power(time) - power(shortest)) / powers
+        }
+    };
+    let mut rows = BTreeMap::new();
+    for (at, histogram) in histograms.iter().enumerate() {
+        for (time, count) in *histogram {
+            let empty = || Row { first: *time, last: *time, counts: vec![0; histograms.len()] };
+            let row: &mut Row = rows.entry(row(*time)).or_insert_with(empty);
+            (row.first, row.last) = (row.first.min(*time), row.last.max(*time));
+            row.counts[at] += count;
+        }
+    }
+    rows.into_values().collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,5 +172,28 @@ mod tests {
         assert_eq!((summary.count, summary.p50, summary.p99, summary.max), (100, 50, 99, 100));
         assert!((summary.mean.unwrap() - 50.5).abs() < 1e-9);
         assert_eq!(summary.buckets.len(), 100);
+    }
+
+    #[test]
+    fn rows_hold_every_time_once_and_are_few() {
+        assert!(rows(&[&[], &[]], 4).is_empty());
+        let few = rows(&[&[(71, 5), (84, 1)], &[(84, 2)]], 12);
+        let row = |time, counts: [u64; 2]| Row { first: time, last: time, counts: counts.to_vec() };
+        assert_eq!(few, [row(71, [5, 0]), row(84, [1, 2])]);
+        let powers: Vec<_> = (0..64_u64).map(|shift| (1 << shift, shift + 1)).collect();
+        let near: Vec<_> = (71..=147).map(|time| (time, time % 5 + 1)).collect();
+        let far: Vec<_> = (0..3000_u64).map(|n| (n * n, n % 7 + 1)).collect();
+        let last = [(u64::MAX - 20, 1), (u64::MAX - 10, 3), (u64::MAX, 2)];
+        for times in [&powers[..], &near, &far, &last] {
+            for most in [1, 2, 11, 12] {
+                let rows = rows(&[times, &near], most);
+                assert!(rows.len() <= most as usize, "{most}: {rows:?}");
+                assert!(rows.iter().all(|row| row.first <= row.last));
+                assert!(rows.windows(2).all(|pair| pair[0].last < pair[1].first), "{most}: {rows:?}");
+                let all = |at: usize| rows.iter().map(|row| row.counts[at]).sum::<u64>();
+                assert_eq!(all(0), times.iter().map(|(_, count)| count).sum::<u64>());
+                assert_eq!(all(1), near.iter().map(|(_, count)| count).sum::<u64>());
+            }
+        }
     }
 }

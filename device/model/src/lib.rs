@@ -29,5 +29,5 @@ pub mod system;
 pub mod trace;
 
 pub use self::error::ModelError;
-pub use self::histogram::{Histogram, Summary};
+pub use self::histogram::{Histogram, Row, Summary, rows};
 pub use self::number::{ceil, float};

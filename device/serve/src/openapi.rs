@@ -321,6 +321,7 @@ fn schemas() -> Value {
             ("stored", count()),
             ("base?", string()),
             ("apart?", json!({ "type": "array", "items": object(&[("tensor", string()), ("why", string())]) })),
+            ("left_out?", json!({ "type": "array", "items": object(&[("file", string()), ("why", string())]) })),
             ("files", json!({ "type": "array", "items": object(&[
                 ("path", string()),
                 ("kind", string()),

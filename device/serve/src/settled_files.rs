@@ -34,12 +34,12 @@ const TRIES: usize = 5;
 ///
 /// # Errors
 ///
-/// When a file cannot be written back, or there was nothing of that for as long as `patience`: then
-/// stores of whoever still maps files may not be there.
+/// When a file cannot be written back, or there was nothing of that for as long as `longest_pause`:
+/// then stores of whoever still maps files may not be there.
 pub(super) fn settle_files(
     files: &Arc<Files>,
     folder: &Path,
-    patience: Duration,
+    longest_pause: Duration,
     pace: Duration,
     goes_on: &dyn Fn(),
 ) -> io::Result<()> {
@@ -58,7 +58,7 @@ pub(super) fn settle_files(
     let progress = || files.count().written + looked_at.load(Relaxed);
     let (mut before, mut since) = (progress(), Instant::now());
     loop {
-        match ended.recv_timeout(pace.min(patience)) {
+        match ended.recv_timeout(pace.min(longest_pause)) {
             Ok(synced) => return synced,
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(io::Error::other("the thread that syncs files panicked"));
@@ -69,8 +69,8 @@ pub(super) fn settle_files(
         if now != before {
             (before, since) = (now, Instant::now());
             goes_on();
-        } else if since.elapsed() >= patience {
-            return Err(io::Error::other(format!("nothing was written back for {patience:?}")));
+        } else if since.elapsed() >= longest_pause {
+            return Err(io::Error::other(format!("nothing was written back for {longest_pause:?}")));
         }
     }
 }

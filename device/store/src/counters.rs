@@ -18,13 +18,13 @@ use parking_lot::Mutex;
 use super::{StoreError, image::Image, memory::Memory};
 
 /// Numbers that an image has room for.
-const MOST: usize = 1 << 20;
+const MAX_COUNTERS: usize = 1 << 20;
 /// Of them, those of the device itself.
 const OF_DEVICE: usize = 4096;
 /// Bytes of a number.
 const EACH: usize = 8;
 /// Bytes of the counters.
-pub(super) const BYTES: u64 = (MOST * EACH) as u64;
+pub(super) const BYTES: u64 = (MAX_COUNTERS * EACH) as u64;
 
 /// All counters of an image.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ impl Counters {
     pub fn open(image: &Image, first_process: bool, taken: usize) -> Result<Self, StoreError> {
         let memory = image.counters()?;
         let others = taken.max(OF_DEVICE);
-        memory.ensure(0..others.min(MOST) * EACH)?;
+        memory.ensure(0..others.min(MAX_COUNTERS) * EACH)?;
         let counters = Self {
             memory: Arc::new(memory),
             device: AtomicUsize::new(0),
@@ -60,7 +60,7 @@ impl Counters {
             free: Mutex::default(),
         };
         if first_process {
-            for number in 0..others.min(MOST) {
+            for number in 0..others.min(MAX_COUNTERS) {
                 counters.clear(number);
             }
         }
@@ -80,7 +80,7 @@ impl Counters {
         let first = if let Some(first) = free {
             first
         } else {
-            let taken = |others: usize| others.checked_add(count).filter(|end| *end <= MOST);
+            let taken = |others: usize| others.checked_add(count).filter(|end| *end <= MAX_COUNTERS);
             self.others.fetch_update(Relaxed, Relaxed, taken).ok()?
         };
         let end = first + count;
@@ -95,7 +95,7 @@ impl Counters {
     /// Gives `count` numbers from `first` on back, where nobody counts any more.
     pub fn give_others(&self, first: usize, count: usize) {
         // An image may say anything.
-        let end = first.checked_add(count).filter(|end| *end <= self.others.load(Relaxed).min(MOST));
+        let end = first.checked_add(count).filter(|end| *end <= self.others.load(Relaxed).min(MAX_COUNTERS));
         if first < OF_DEVICE || end.is_none() {
             return;
         }
@@ -104,7 +104,7 @@ impl Counters {
 
     /// The number that was told as `number`, if there is such.
     pub fn kept_others(&self, number: usize) -> Option<Kept> {
-        (number < self.others.load(Relaxed).min(MOST)).then(|| self.kept(number))
+        (number < self.others.load(Relaxed).min(MAX_COUNTERS)).then(|| self.kept(number))
     }
 
     fn clear(&self, number: usize) {

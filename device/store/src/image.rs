@@ -371,8 +371,8 @@ impl Image {
         Ok(ledger.into())
     }
 
-    /// With its ledger in `ledger`, which each worker of a holder is given, and which grows as `host`
-    /// allows.
+    /// With its ledger in `ledger`, which each worker of a holder is given, and which grows as
+    /// `host` allows.
     #[must_use]
     pub fn beside(self, ledger: File, host: HostMemory) -> Self {
         Self { beside: Some((Arc::new(ledger), Arc::new(host))), ..self }

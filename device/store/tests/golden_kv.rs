@@ -109,14 +109,14 @@ fn what_was_stored_is_read() {
             let mut decoder = Decoder::new();
             let mut decoder =
                 WindowDecoder::new(&mut decoder, &shape, case.before, shape.blocks(), all, &mut out);
-            let mut headed = 0;
+            let mut with_header = 0;
             for block in 0..shape.blocks() {
                 let (entry, rest) = left.split_first_chunk::<ENTRY_BYTES>().unwrap();
                 left = rest;
                 let Some(Place { stored, .. }) = Entry::decode(version, entry).unwrap().place else {
                     continue;
                 };
-                headed += usize::from(stored.head_bytes() > 0);
+                with_header += usize::from(stored.head_bytes() > 0);
                 let mut bundle = [0xa5; MAX_BUNDLE];
                 bundle[..stored.bytes()].copy_from_slice(&left[..stored.bytes()]);
                 left = &left[stored.bytes()..];
@@ -126,7 +126,7 @@ fn what_was_stored_is_read() {
             }
             decoder.finish();
             assert!(out == window, "{file}");
-            assert!(left.is_empty() && headed > 0, "{file}");
+            assert!(left.is_empty() && with_header > 0, "{file}");
         }
     }
 }

@@ -6,7 +6,10 @@
 //! * Both sides begin with the same packed bytes, which are looked through and checked before
 //!   ("opened"), as once for a sequence; a column says what that takes. Unpacking first writes
 //!   every value to memory, and multiplies then.
-//! * One thread. Both take turns, and medians are over all rounds. What they give is compared.
+//! * Each kernel that this processor can run is measured, but the portable one where there is
+//!   another: it multiplies packs, and unpacks them. What is unpacked is multiplied by the best way
+//!   that there is.
+//! * One thread. All take turns, and medians are over all rounds. What they give is compared.
 
 use std::{hint::black_box, path::Path, time::Instant};
 
@@ -15,7 +18,9 @@ use comfy_table::Table;
 use lamina_codec::{
     format::Format,
     internals::dense,
-    packkv::{Block, Order, PackTokens, PackedSide, Quantized, RelativeScale, Repack, TOKENS},
+    packkv::{
+        Block, Kernel, Order, PackKvError, PackTokens, PackedSide, Quantized, RelativeScale, Repack, TOKENS,
+    },
 };
 use lamina_device::model::ModelFile;
 
@@ -34,8 +39,10 @@ struct Case {
     pack: PackTokens,
     /// What is stored, by 64 tokens.
     stored: Vec<Vec<u8>>,
-    /// Seconds of opening, of unpacking and multiplying, and of multiplying.
-    seconds: [Vec<f64>; 3],
+    /// Seconds of opening.
+    opening: Vec<f64>,
+    /// Of unpacking and multiplying, and of multiplying packs, by kernel.
+    products: Vec<(Kernel, [Vec<f64>; 2])>,
 }
 
 /// Measures with the cache in `file`: a table.
@@ -54,7 +61,8 @@ pub fn run(file: &Path, rounds: usize) -> Result<Table> {
                 Ok(Block { k: &quantized, v: &none }.encode(&order, pack))
             });
             let stored = stored.collect::<Result<_>>()?;
-            cases.push(Case { is_k, pack, stored, seconds: Default::default() });
+            let products = kernels().into_iter().map(|kernel| (kernel, Default::default())).collect();
+            cases.push(Case { is_k, pack, stored, opening: Vec::new(), products });
         }
     }
     for case in &mut cases {
@@ -63,32 +71,51 @@ pub fn run(file: &Path, rounds: usize) -> Result<Table> {
     for _ in 0..rounds {
         cases.iter_mut().try_for_each(Case::round)?;
     }
-    let head =
-        ["product", "pack", "ratio", "open µs", "unpack, multiply µs", "fused µs", "times", "bytes moved"];
+    let head = [
+        "product",
+        "pack",
+        "kernel",
+        "ratio",
+        "open µs",
+        "unpack, multiply µs",
+        "fused µs",
+        "times",
+        "bytes moved",
+    ];
     let mut table = table(&head);
     for case in cases {
         let count = case.stored.len();
         let values = count * TOKENS * CHANNELS;
         let bytes: usize = case.stored.iter().map(Vec::len).sum();
-        let [open, unpacked, fused] = case.seconds.map(median);
+        let open = median(case.opening);
         #[expect(clippy::cast_precision_loss, reason = "to be looked at")]
         let (ratio, per_block) =
             ((2 * values) as f64 / bytes as f64, |seconds: f64| seconds * 1e6 / count as f64);
         // Packs are read, and values in single precision written and read.
         #[expect(clippy::cast_precision_loss, reason = "to be looked at")]
         let moved = (bytes + 8 * values) as f64 / bytes as f64;
-        table.add_row([
-            if case.is_k { "K·q" } else { "w·V" }.to_owned(),
-            case.pack.tokens().to_string(),
-            format!("{ratio:.2}"),
-            format!("{:.1}", per_block(open)),
-            format!("{:.1}", per_block(unpacked)),
-            format!("{:.1}", per_block(fused)),
-            format!("{:.1}", unpacked / fused),
-            format!("{moved:.1}"),
-        ]);
+        for (kernel, seconds) in case.products {
+            let [unpacked, fused] = seconds.map(median);
+            table.add_row([
+                if case.is_k { "K·q" } else { "w·V" }.to_owned(),
+                case.pack.tokens().to_string(),
+                format!("{kernel:?}"),
+                format!("{ratio:.2}"),
+                format!("{:.1}", per_block(open)),
+                format!("{:.1}", per_block(unpacked)),
+                format!("{:.1}", per_block(fused)),
+                format!("{:.1}", unpacked / fused),
+                format!("{moved:.1}"),
+            ]);
+        }
     }
     Ok(table)
+}
+
+/// The kernels that are measured: those of this processor, or the portable one if it has none.
+fn kernels() -> Vec<Kernel> {
+    let all = Kernel::available();
+    if all.len() > 1 { all[1..].to_vec() } else { all }
 }
 
 /// The values of one side in blocks of 64 tokens.
@@ -116,35 +143,33 @@ fn blocks(file: &Path, side: &str) -> Result<Vec<Vec<f32>>> {
         .collect())
 }
 
-impl Case {
-    fn open(&self) -> Result<Vec<PackedSide<'_>>> {
-        let mut sides = Vec::with_capacity(self.stored.len());
-        for stored in &self.stored {
-            let [side, _] = PackedSide::both(stored, [CHANNELS, 0])?;
-            sides.push(side);
-        }
-        Ok(sides)
-    }
+/// The sides of what is stored, looked through and checked.
+fn open(stored: &[Vec<u8>]) -> Result<Vec<PackedSide<'_>>, PackKvError> {
+    stored.iter().map(|stored| PackedSide::both(stored, [CHANNELS, 0]).map(|[side, _]| side)).collect()
+}
 
+impl Case {
     /// Every head's products by both ways.
     fn compare(&self) -> Result<()> {
         let (query, weights) = factors();
         let mut values = vec![0.0; TOKENS * CHANNELS];
-        for side in self.open()? {
+        for side in open(&self.stored)? {
             side.restore(&mut values);
-            for head in heads() {
+            let heads =
+                heads().flat_map(|head| kernels().into_iter().map(move |kernel| (head.clone(), kernel)));
+            for (head, kernel) in heads {
                 let pairs: Vec<(f32, f32)> = if self.is_k {
-                    let fused = side.dot(head.clone(), &query);
+                    let fused = side.dot_by(kernel, head.clone(), &query);
                     fused.into_iter().zip(dense::dot(&values, CHANNELS, head, &query)).collect()
                 } else {
                     let [mut fused, mut unpacked] = [[0.0; HEAD]; 2];
-                    side.weigh(head.clone(), &weights, &mut fused);
+                    side.weigh_by(kernel, head.clone(), &weights, &mut fused);
                     dense::weigh(&values, CHANNELS, head, &weights, &mut unpacked);
                     fused.into_iter().zip(unpacked).collect()
                 };
                 let size = pairs.iter().fold(1e-3_f32, |most, (_, want)| most.max(want.abs()));
                 let differs = pairs.iter().find(|(got, want)| (got - want).abs() > size * 1e-3);
-                ensure!(differs.is_none(), "products differ: {differs:?}");
+                ensure!(differs.is_none(), "products of {kernel:?} differ: {differs:?}");
             }
         }
         Ok(())
@@ -153,37 +178,36 @@ impl Case {
     fn round(&mut self) -> Result<()> {
         let (query, weights) = factors();
         let begun = Instant::now();
-        let sides = self.open()?;
-        let opened = begun.elapsed().as_secs_f64();
+        let sides = open(&self.stored)?;
+        self.opening.push(begun.elapsed().as_secs_f64());
         let mut values = vec![0.0; TOKENS * CHANNELS];
         let mut out = [0.0; HEAD];
-        let begun = Instant::now();
-        for side in &sides {
-            side.restore(&mut values);
-            for head in heads() {
-                if self.is_k {
-                    black_box(dense::dot(&values, CHANNELS, head, &query));
-                } else {
-                    dense::weigh(&values, CHANNELS, head, &weights, &mut out);
+        for (kernel, [unpacking, fused]) in &mut self.products {
+            let begun = Instant::now();
+            for side in &sides {
+                side.restore_by(*kernel, &mut values);
+                for head in heads() {
+                    if self.is_k {
+                        black_box(dense::dot(&values, CHANNELS, head, &query));
+                    } else {
+                        dense::weigh(&values, CHANNELS, head, &weights, &mut out);
+                    }
                 }
             }
-        }
-        let unpacked = begun.elapsed().as_secs_f64();
-        let begun = Instant::now();
-        for side in &sides {
-            for head in heads() {
-                if self.is_k {
-                    black_box(side.dot(head, &query));
-                } else {
-                    side.weigh(head, &weights, &mut out);
+            unpacking.push(begun.elapsed().as_secs_f64());
+            let begun = Instant::now();
+            for side in &sides {
+                for head in heads() {
+                    if self.is_k {
+                        black_box(side.dot_by(*kernel, head, &query));
+                    } else {
+                        side.weigh_by(*kernel, head, &weights, &mut out);
+                    }
                 }
             }
+            fused.push(begun.elapsed().as_secs_f64());
         }
-        let fused = begun.elapsed().as_secs_f64();
         black_box(out);
-        for (all, one) in self.seconds.iter_mut().zip([opened, unpacked, fused]) {
-            all.push(one);
-        }
         Ok(())
     }
 }
@@ -206,6 +230,7 @@ mod tests {
     fn both_ways_give_the_same_of_the_bundled_cache() {
         let file = lamina_run::bundled_file("stories260K-kv-bf16.safetensors").unwrap();
         let text = run(&file, 1).unwrap().to_string();
-        assert_eq!((text.matches("K·q").count(), text.matches("w·V").count()), (3, 3), "{text}");
+        let rows = 3 * kernels().len();
+        assert_eq!((text.matches("K·q").count(), text.matches("w·V").count()), (rows, rows), "{text}");
     }
 }

@@ -1,15 +1,15 @@
 //! The shape of a model.
 //!
 //! The names are those of llama2.c. A shape is checked before anything is sized by it: every number
-//! is at least 1 and at most [`MOST`], heads divide what they share, and a head's channels come in
-//! pairs for the rotary embedding.
+//! is at least 1 and at most [`MAX_FIELD`], heads divide what they share, and a head's channels
+//! come in pairs for the rotary embedding.
 
 use serde::{Deserialize, Serialize};
 
 use crate::experts::Experts;
 
 /// The largest number a shape may have.
-pub const MOST: usize = 1 << 20;
+pub const MAX_FIELD: usize = 1 << 20;
 /// The base of the rotary embedding's angles where the shape does not say.
 pub const ROPE_THETA: f32 = 10_000.0;
 /// What is added to a mean square where the shape does not say.
@@ -58,7 +58,7 @@ pub enum ConfigError {
     #[error("the model's shape is not what llama2.c writes: {0}")]
     Json(#[from] serde_json::Error),
     /// A number out of bounds.
-    #[error("the model's {field} is {value}; it is 1 to {MOST}")]
+    #[error("the model's {field} is {value}; it is 1 to {MAX_FIELD}")]
     Bound {
         /// The field.
         field: &'static str,
@@ -125,7 +125,7 @@ impl Config {
             [("experts.count", count), ("experts.used", used), ("experts of all layers", all)]
         });
         let mut fields = fields.into_iter().chain(of_experts.into_iter().flatten());
-        if let Some((field, value)) = fields.find(|(_, value)| !(1..=MOST).contains(value)) {
+        if let Some((field, value)) = fields.find(|(_, value)| !(1..=MAX_FIELD).contains(value)) {
             return Err(ConfigError::Bound { field, value });
         }
         if let Some(Experts { used, count }) = self.experts.filter(|experts| experts.used > experts.count) {

@@ -59,11 +59,20 @@ pub(crate) fn parse(format: Format, spelling: &str) -> Result<View, Refused> {
             Ok(requested)
         }
         requested @ View::Converted { target, scale, .. } => {
-            let wide = [Format::Fp32, Format::Fp16, Format::Bf16, Format::Fp8E4m3fn, Format::Fp8E5m2];
+            let wide = [
+                Format::Fp32,
+                Format::Fp16,
+                Format::Bf16,
+                Format::Fp8E4m3fn,
+                Format::Fp8E5m2,
+                Format::Fp6E3m2,
+                Format::Fp6E2m3,
+            ];
             match target {
                 Format::Bf16 => convertible("fp32 or fp16", &wide[..2])?,
                 Format::Fp8E4m3fn | Format::Fp8E5m2 => convertible("fp32, fp16 or bf16", &wide[..3])?,
-                _ => convertible("fp32, fp16, bf16 or an fp8", &wide)?,
+                Format::Fp4E2m1 => convertible("fp32, fp16, bf16, an fp8 or an fp6", &wide)?,
+                _ => convertible("fp32, fp16, bf16 or an fp8", &wide[..5])?,
             }
             if !(-64..=64).contains(&scale) {
                 return Err(Refused::Scale { view: view(), format });

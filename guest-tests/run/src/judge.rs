@@ -23,9 +23,13 @@ pub struct Judge {
 struct Tensor {
     path: PathBuf,
     offset: u64,
+    /// Bytes in the file.
     length: usize,
     format: Format,
     elements: u64,
+    /// Whether elements have six bits in the file, the first in the lowest, and a byte each on the
+    /// device.
+    is_packed: bool,
 }
 
 impl Judge {
@@ -71,11 +75,16 @@ impl Judge {
         let tensor = self.tensor(tensor)?;
         let mut bytes = vec![0; tensor.length];
         File::open(&tensor.path)?.read_exact_at(&mut bytes, tensor.offset)?;
+        if tensor.is_packed {
+            let bit = |at: usize| bytes[at / 8] >> (at % 8) & 1;
+            bytes = (0..bytes.len() * 8 / 6).map(|at| (0..6).map(|k| bit(at * 6 + k) << k).sum()).collect();
+        }
         let element = tensor.format.bits().div_ceil(8) as usize;
         if !bytes.is_empty() {
             let by =
                 usize::try_from(rotation)?.checked_mul(element).context("rotated by more than there is")?;
-            bytes.rotate_left(by % tensor.length);
+            let length = bytes.len();
+            bytes.rotate_left(by % length);
         }
         Ok(bytes)
     }
@@ -118,11 +127,16 @@ impl Judge {
                 Dtype::F8_E4M3 => Format::Fp8E4m3fn,
                 Dtype::F8_E5M2 => Format::Fp8E5m2,
                 Dtype::I8 => Format::Int8,
+                Dtype::F6_E2M3 => Format::Fp6E2m3,
+                Dtype::F6_E3M2 => Format::Fp6E3m2,
                 _ => Format::Opaque,
             };
-            let elements = length as u64 * 8 / u64::from(format.bits());
+            let is_packed = matches!(format, Format::Fp6E2m3 | Format::Fp6E3m2);
+            let bits = if is_packed { 6 } else { u64::from(format.bits()) };
+            let elements = length as u64 * 8 / bits;
             let offset = 8 + header_bytes + start as u64;
-            self.tensors.insert(name, Tensor { path: path.to_owned(), offset, length, format, elements });
+            let path = path.to_owned();
+            self.tensors.insert(name, Tensor { path, offset, length, format, elements, is_packed });
         }
         for (name, text) in metadata.metadata().iter().flatten() {
             self.notes.entry(name.clone()).or_insert_with(|| text.clone());

@@ -55,7 +55,7 @@ fn objects_are_put_got_replaced_listed_and_deleted_by_all() {
         let names: Vec<_> =
             one.list().unwrap().into_iter().map(|object| (object.name, object.bytes)).collect();
         assert_eq!(names, [("a".to_owned(), 5000), ("b".to_owned(), 17)]);
-        assert!(matches!(one.put("", &[]), Err(PoolError::TooLong { .. })));
+        assert!(matches!(one.put("", &[]), Err(PoolError::NoName)));
         assert!(matches!(one.put(&"x".repeat(1025), &[]), Err(PoolError::TooLong { .. })));
         let report = one.check(false).unwrap();
         assert_eq!((report.problems.as_slice(), report.ready, report.bytes), (&[][..], 2, 5017));

@@ -26,7 +26,7 @@ fn serve_for(world: &World, pool: &Pool, turns: u32) -> Result<(), PoolError> {
 pub(crate) fn withdrawn(seed: u64, left_out: Option<LeftOut>) -> Told {
     let mut world = World::new(seed, false, &small());
     let (one, other) = (world.attach(0).map_err(failed)?, world.attach(1).map_err(failed)?);
-    world.patience = 60;
+    world.max_wait = 60;
     let hasty = world.attach(2).map_err(failed)?;
     world.leave_out(left_out, false);
     let wrong = Mutex::new(Vec::new());

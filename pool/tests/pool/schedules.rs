@@ -205,9 +205,9 @@ pub(crate) fn schedule(seed: u64, plan: Plan, left_out: Option<LeftOut>) -> Resu
     let mut world = World::new(seed, plan.coherent, &geometry(plan));
     if left_out.is_none() {
         // Who finds no space waits for others' in thousands of turns: seed 138602 did, and two
-        // nodes of seed 648632, whose patience ended before.
-        world.most_steps *= 40;
-        world.patience *= 20;
+        // nodes of seed 648632, whose max_wait ended before.
+        world.max_steps *= 40;
+        world.max_wait *= 20;
     }
     world.leave_out(left_out, plan.deaths);
     let oracle = Oracle::default();

@@ -14,7 +14,7 @@ use lamina_pool::{Class, Geometry, Host, Pool, PoolError};
 /// Words of a coroutine's stack.
 const STACK: usize = 0x6000;
 /// Steps of all nodes after which a run does not end, unless it is one that may wait long.
-const MOST_STEPS: u64 = 500_000;
+const MAX_STEPS: u64 = 500_000;
 
 pub(crate) struct World {
     pub(crate) memory: Arc<Simulated>,
@@ -24,9 +24,9 @@ pub(crate) struct World {
     random: AtomicU64,
     timeout: u64,
     /// Steps after which a run does not end.
-    pub(crate) most_steps: u64,
+    pub(crate) max_steps: u64,
     /// How long a wait may take, if not long.
-    pub(crate) patience: u64,
+    pub(crate) max_wait: u64,
     /// Once in so many turns a node prefetches all; never if zero.
     prefetches: AtomicU64,
     declared: Declared,
@@ -56,7 +56,7 @@ struct Machine {
     clock: Arc<AtomicU64>,
     node: usize,
     timeout: u64,
-    patience: u64,
+    max_wait: u64,
     declared: Declared,
 }
 
@@ -80,8 +80,8 @@ impl Host for Machine {
         self.timeout
     }
 
-    fn patience(&self) -> u64 {
-        self.patience
+    fn max_wait(&self) -> u64 {
+        self.max_wait
     }
 
     fn declare(&self, range: Range<u64>, class: Option<&Class>) -> Result<(), PoolError> {
@@ -141,8 +141,8 @@ impl World {
             frozen,
             random: AtomicU64::new(seed.wrapping_mul(0xd134_2543_de82_ef95) | 1),
             timeout: 400,
-            most_steps: MOST_STEPS,
-            patience: 400 * 60,
+            max_steps: MAX_STEPS,
+            max_wait: 400 * 60,
             prefetches: AtomicU64::new(0),
             declared: Declared::default(),
         }
@@ -175,7 +175,7 @@ impl World {
             clock: Arc::clone(&self.clock),
             node: machine,
             timeout: self.timeout,
-            patience: self.patience,
+            max_wait: self.max_wait,
             declared: Arc::clone(&self.declared),
         };
         Pool::attach(memory, Arc::new(host), node)
@@ -240,11 +240,11 @@ impl World {
                 (coroutine(work), 0_u64)
             })
             .collect();
-        let end = self.now() + self.most_steps;
+        let end = self.now() + self.max_steps;
         let mut turns = 0_u64;
         while !running.is_empty() {
             turns += 1;
-            if self.now() > end || turns > self.most_steps {
+            if self.now() > end || turns > self.max_steps {
                 // Their stacks are unwound: nothing of theirs may go on.
                 self.frozen.store(true, Ordering::Relaxed);
                 while !running.is_empty() {

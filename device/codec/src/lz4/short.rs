@@ -21,7 +21,7 @@
 )]
 
 /// Bytes of the longest input.
-pub(super) const MOST: usize = 512;
+pub(super) const MAX_INPUT: usize = 512;
 
 /// Bytes that a match has at least.
 const MIN_MATCH: usize = 4;
@@ -34,7 +34,7 @@ const NO_MATCH: usize = 12;
 /// A length that has bytes of its own.
 const LONG: usize = 15;
 /// Positions that are not found before every second is left out.
-const PATIENCE: usize = 32;
+const MISSES_A_STEP: usize = 32;
 /// Bytes before zeros to the end that are not looked through.
 const MAX_BEFORE: usize = 128;
 /// Places of the table.
@@ -43,9 +43,9 @@ const PLACES: usize = 512;
 /// Compresses `input` into the front of `out`, if that makes it shorter: the bytes it takes.
 ///
 /// # Panics
-/// If `input` is longer than [`MOST`] or `out` shorter than `input`.
+/// If `input` is longer than [`MAX_INPUT`] or `out` shorter than `input`.
 pub(super) fn compress(input: &[u8], out: &mut [u8]) -> Option<usize> {
-    assert!(input.len() <= MOST && out.len() >= input.len());
+    assert!(input.len() <= MAX_INPUT && out.len() >= input.len());
     let mut writer = Writer { out: &mut out[..input.len()], at: 0 };
     // A plane that ends with zeros, as those of a window's last block do, need not be looked
     // through.
@@ -69,7 +69,7 @@ pub(super) fn compress(input: &[u8], out: &mut [u8]) -> Option<usize> {
         let best = match (held.take(), found) {
             (None, None) if at + NO_MATCH > input.len() => break,
             (None, None) => {
-                at += 1 + missed / PATIENCE;
+                at += 1 + missed / MISSES_A_STEP;
                 missed += 1;
                 continue;
             }
@@ -223,7 +223,7 @@ mod tests {
                 .into_iter()
                 .flat_map(|(piece, times, noise)| [piece.repeat(times), noise].concat())
                 .collect();
-            bytes.truncate(MOST);
+            bytes.truncate(MAX_INPUT);
             bytes
         })
     }
@@ -246,10 +246,10 @@ mod tests {
     #[test]
     fn matches_that_are_worth_it_are_found_at_any_distance() {
         // No four bytes twice.
-        let noise: Vec<u8> = (0..MOST).map(|at| ((at * at / 7) ^ (at * 31)) as u8).collect();
+        let noise: Vec<u8> = (0..MAX_INPUT).map(|at| ((at * at / 7) ^ (at * 31)) as u8).collect();
         for distance in [1, 2, 3, 4, 7, 8, 64, 200] {
             for length in [WORTH, 7, 8, 18, 19, 20, 200, 274, 275] {
-                let end = (distance + length + NO_MATCH).min(MOST);
+                let end = (distance + length + NO_MATCH).min(MAX_INPUT);
                 let mut input = noise[..end].to_vec();
                 for at in distance..end - NO_MATCH {
                     input[at] = input[at - distance];
@@ -274,7 +274,9 @@ mod tests {
     #[test]
     fn zeros_to_the_end_are_a_match_whatever_is_before_them() {
         for before in 0..=MAX_BEFORE + 9 {
-            for length in [1, 20, 21, 64, 128, 200, 256, MOST].into_iter().filter(|length| before < *length) {
+            for length in
+                [1, 20, 21, 64, 128, 200, 256, MAX_INPUT].into_iter().filter(|length| before < *length)
+            {
                 // No byte of them is zero, and half of their bits are ones.
                 let mut input: Vec<_> =
                     (0..before).map(|at| [0x5a, 0x93, 0x65, 0x1e, 0xc9][at * at / 7 % 5]).collect();

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{PackedSide, TOKENS};
+use super::{Kernel, PackedSide, TOKENS};
 
 impl PackedSide<'_> {
     /// The values of all tokens, in their order, each row one behind the other.
@@ -10,7 +10,15 @@ impl PackedSide<'_> {
     /// # Panics
     /// If `out` has not one for each token and channel.
     pub fn restore(&self, out: &mut [f32]) {
-        let quantized = self.unpack();
+        self.restore_by(Kernel::best(), out);
+    }
+
+    /// As [`Self::restore`], unpacked by this kernel, which must be available.
+    ///
+    /// # Panics
+    /// As [`Self::restore`].
+    pub fn restore_by(&self, kernel: Kernel, out: &mut [f32]) {
+        let quantized = self.unpack_by(kernel);
         assert_eq!(out.len(), quantized.values.len(), "values of {} channels", self.channels);
         for ((row, levels), token) in
             out.chunks_exact_mut(self.channels).zip(quantized.values.chunks(self.channels)).zip(&self.tokens)

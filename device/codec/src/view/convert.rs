@@ -110,6 +110,8 @@ impl Converter {
             (Format::Fp16, _) => fp16_to_8(self.target, self.factor, words, out),
             (Format::Fp8E4m3fn, _) => fp8_e4m3fn_to_8(self.target, self.factor, words, out),
             (Format::Fp8E5m2, _) => fp8_e5m2_to_8(self.target, self.factor, words, out),
+            (Format::Fp6E3m2, _) => fp6_e3m2_to_8(self.target, self.factor, words, out),
+            (Format::Fp6E2m3, _) => fp6_e2m3_to_8(self.target, self.factor, words, out),
             (other, _) => unreachable!("no view converts from {other}"),
         }
     }
@@ -193,6 +195,8 @@ converter!(fp16_to_16, u16, u16, widen_fp16);
 converter!(fp16_to_8, u16, u8, widen_fp16);
 converter!(fp8_e4m3fn_to_8, u8, u8, |word| widened(Format::Fp8E4m3fn, word));
 converter!(fp8_e5m2_to_8, u8, u8, |word| widened(Format::Fp8E5m2, word));
+converter!(fp6_e3m2_to_8, u8, u8, |word| widened(Format::Fp6E3m2, word));
+converter!(fp6_e2m3_to_8, u8, u8, |word| widened(Format::Fp6E2m3, word));
 
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {

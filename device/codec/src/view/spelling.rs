@@ -1,8 +1,8 @@
 //! Spellings of views, the same on the command line, in the API and in the directory.
 //!
 //! `full` · `eXmY[+dN][+gN][:packed]` · `bf16` `fp8_e4m3fn` `fp8_e5m2` `fp6_e3m2` `fp6_e2m3`
-//! `fp4_e2m1`, each with `[+gN]`, all but the first with `[@S]` · `int4` `int2`. Numbers are decimal
-//! without leading zeros.
+//! `fp4_e2m1`, each with `[+gN]`, all but the first with `[@S]` · `int4` `int2`. Numbers are
+//! decimal without leading zeros.
 
 use super::{DEFAULT_GUARD, Kind};
 use crate::format::Format;
@@ -14,7 +14,15 @@ pub(super) const MAX_SCALE: i32 = 64;
 pub(super) const MAX_EXPONENT_GUARD: u32 = 2;
 
 /// What values are converted from.
-const WIDE: [Format; 5] = [Format::Fp32, Format::Fp16, Format::Bf16, Format::Fp8E4m3fn, Format::Fp8E5m2];
+const SOURCES: [Format; 7] = [
+    Format::Fp32,
+    Format::Fp16,
+    Format::Bf16,
+    Format::Fp8E4m3fn,
+    Format::Fp8E5m2,
+    Format::Fp6E3m2,
+    Format::Fp6E2m3,
+];
 
 /// What values are converted to.
 const TARGETS: [Format; 6] =
@@ -151,9 +159,10 @@ fn suffix<'t>(text: &'t str, mark: &str) -> Option<(&'t str, u32)> {
 fn converted(format: Format, target: Format, spelling: &str, rest: &str) -> Result<Kind, ViewError> {
     let unknown = || ViewError::Unknown { spelling: spelling.to_owned() };
     let (of, sources) = match target {
-        Format::Bf16 => ("fp32, fp16", &WIDE[..2]),
-        Format::Fp8E4m3fn | Format::Fp8E5m2 => ("fp32, fp16, bf16", &WIDE[..3]),
-        _ => ("fp32, fp16, bf16, fp8_e4m3fn, fp8_e5m2", &WIDE[..]),
+        Format::Bf16 => ("fp32, fp16", &SOURCES[..2]),
+        Format::Fp8E4m3fn | Format::Fp8E5m2 => ("fp32, fp16, bf16", &SOURCES[..3]),
+        Format::Fp4E2m1 => ("fp32, fp16, bf16, fp8_e4m3fn, fp8_e5m2, fp6_e3m2, fp6_e2m3", &SOURCES[..]),
+        _ => ("fp32, fp16, bf16, fp8_e4m3fn, fp8_e5m2", &SOURCES[..5]),
     };
     let (rest, scale) = match rest.split_once('@') {
         Some(_) if target == Format::Bf16 => return Err(unknown()),

@@ -145,10 +145,17 @@ fn every_pattern_of_up_to_16_bits_has_its_exponent_rounded_as_the_reference_says
 }
 
 #[test]
-fn every_fp8_becomes_a_smaller_float_as_the_reference_says() {
+fn every_fp8_and_fp6_becomes_a_smaller_float_as_the_reference_says() {
+    // Of an fp6 every byte too, with anything above the sign.
     let full: BlockWords = std::array::from_fn(|at| at.to_le_bytes()[0]);
-    for format in [Format::Fp8E4m3fn, Format::Fp8E5m2] {
-        for target in ["fp6_e3m2", "fp6_e2m3", "fp4_e2m1"] {
+    let smaller = ["fp4_e2m1", "fp6_e3m2", "fp6_e2m3"];
+    for (format, targets) in [
+        (Format::Fp8E4m3fn, &smaller[..]),
+        (Format::Fp8E5m2, &smaller),
+        (Format::Fp6E3m2, &smaller[..1]),
+        (Format::Fp6E2m3, &smaller[..1]),
+    ] {
+        for target in targets {
             for rest in ["", "+g0", "+g1@6", "@4", "@-3", "+g3@64", "@-64"] {
                 let spelling = format!("{target}{rest}");
                 let view = View::parse(format, &spelling).unwrap();
@@ -188,6 +195,7 @@ fn what_a_format_cannot_give_is_refused_by_name() {
     // The scales lie elsewhere.
     let refused = refusal(Format::Fp4E2m1, "bf16");
     assert!(refused.contains("only with the scale of its block") && refused.contains("@bf16"), "{refused}");
+    assert!(refusal(Format::Fp6E3m2, "fp6_e2m3").contains("only with the scale of its block"));
     assert!(refusal(Format::Fp8E5m2, "bf16").ends_with("it is one of fp32, fp16"));
     assert!(refusal(Format::Bf16, "e8m3 ").contains("no view is spelled"));
     assert!(refusal(Format::Fp32, "fp8_e4m3fn@65").contains("at most 64"));

@@ -103,6 +103,7 @@ pub fn derived(
         };
         let base = theirs.get(tensor.name.as_str()).filter(same).copied();
         let sums = code((model, tensor), base, codec)?;
+        let sums = DerivedSums { logical_bytes: tensor.file_length(), ..sums };
         report.total.add(&sums);
         let format = tensor.format.parse().unwrap_or(Format::Opaque);
         let coded = DerivedTensor { name: tensor.name.clone(), format, sums: sums.with_ratios() };
@@ -135,7 +136,7 @@ fn code(
         if let Some((base, of)) = base {
             base.read(of, at, &mut other)?;
         }
-        let mut sums = DerivedSums { logical_bytes: length as u64, ..DerivedSums::default() };
+        let mut sums = DerivedSums::default();
         let (mut encoder, mut bundle) = (Encoder::new(), Bundle::new());
         for (block, theirs) in blocks(&own).zip(blocks(&other)) {
             encoder.block(format, codec, &block.words, &mut bundle);

@@ -5,7 +5,8 @@
 //! * Blocks are coded exactly as the device codes them, those of KV caches by windows
 //!   ([`lamina_codec::kv`]): each tensor begins a block, the last one is filled up with zeros. Only
 //!   windows of *rounded* caches may end early, where a piece that was read ends. A *ratio* is the
-//!   tensor's bytes to the bytes of its bundles; index entries are not counted.
+//!   tensor's bytes to the bytes of its bundles; index entries are not counted. Of elements of six
+//!   bits, which lie in a byte each on the device, the tensor's bytes are those of the file.
 //! * A ratio without a number (`None`, `null` in JSON) has nothing stored under it: no elements, or
 //!   zeros only.
 //! * A stored byte is charged in equal parts to the planes that cannot be read without it, so the
@@ -117,8 +118,9 @@ pub enum AnalyzeError {
     Stopped,
 }
 
-/// Analyses all tensors of `models`, telling `progress` after each piece, which may stop it.
-/// `progress` is called from several threads; its bytes are those read, in both passes.
+/// Analyses all tensors of `models`, [spread](ModelFile::spread), telling `progress` after each
+/// piece, which may stop it. `progress` is called from several threads; its bytes are those read,
+/// in both passes.
 ///
 /// # Errors
 /// [`AnalyzeError`] when a file cannot be read, no tensor is the KV cache that `options` speak of,

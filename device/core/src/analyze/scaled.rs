@@ -12,7 +12,7 @@ use lamina_codec::Codec;
 /// The block-scaled tensors of one scheme.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ScaledReport {
-    /// `mxfp4`, `mxfp8`, `nvfp4`, `gptq` or `awq`.
+    /// `mxfp4`, `mxfp6`, `mxfp8`, `nvfp4`, `gptq` or `awq`.
     pub scheme: &'static str,
     /// How many there are.
     pub tensors: u64,
@@ -44,15 +44,14 @@ pub(super) fn reports(
                 (ScaledReport { scheme, ..ScaledReport::default() }, vec![0; codecs.len()])
             });
             report.tensors += 1;
+            let elements = subjects[before + scaled.elements].tensor;
             report.values += match scaled.scheme {
-                // A byte each.
-                Scheme::Mxfp8 => subjects[before + scaled.elements].tensor.length,
-                Scheme::Mxfp4 | Scheme::Nvfp4 | Scheme::Gptq | Scheme::Awq => {
-                    2 * subjects[before + scaled.elements].tensor.length
-                }
+                // As many as the shape says, which the header was held against.
+                Scheme::Mxfp6 | Scheme::Mxfp8 => elements.shape.iter().product(),
+                Scheme::Mxfp4 | Scheme::Nvfp4 | Scheme::Gptq | Scheme::Awq => 2 * elements.length,
             };
             for part in scaled.parts() {
-                let bytes = subjects[before + part].tensor.length;
+                let bytes = subjects[before + part].tensor.file_length();
                 let sum =
                     if part == scaled.elements { &mut report.element_bytes } else { &mut report.scale_bytes };
                 *sum += bytes;

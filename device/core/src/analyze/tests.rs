@@ -321,6 +321,38 @@ fn caches_are_coded_by_windows_as_the_device_codes_them() {
 }
 
 #[test]
+fn six_bits_are_coded_with_a_byte_each_and_held_against_the_bytes_of_the_file() {
+    // Longer than a piece, and not a whole number of blocks.
+    let values = 3 * 512 * 1024 + 32 * 5;
+    let packed = lamina_codec::testing::bytes(5, values / 4 * 3);
+    let shape = [values as u64 / 32, 32];
+    let (_file, model) = checkpoint(&[
+        ("l.weight", "F6_E2M3", &shape, packed.clone()),
+        ("l.weight_scale", "U8", &[shape[0], 1], vec![120; values / 32]),
+    ]);
+    let report = analyzed(&model.spread(), &AnalyzeOptions { codecs: vec![Codec::Tree], kv: None });
+    let tensor = &report["tensors"][0];
+    assert_eq!((&tensor["format"], &tensor["elements"]), (&json!("fp6_e2m3"), &json!(values)));
+    assert_eq!(tensor["planes"], json!(["z7", "z6", "s", "e1", "e0", "m2", "m1", "m0"]));
+    let (mut stored, mut words) = (0, 0);
+    let (mut encoder, mut bundle) = (Encoder::new(), Bundle::new());
+    for block in blocks(&crate::model::sixes::tests::slow(&packed)) {
+        encoder.block(Format::Fp6E2m3, Codec::Tree, &block, &mut bundle);
+        stored += bundle.bytes().len();
+    }
+    for block in blocks(&packed) {
+        encoder.words(Codec::Lz4, &block, &mut bundle);
+        words += bundle.bytes().len();
+    }
+    close(&tensor["codecs"]["tree"]["ratio"], float(packed.len()) / float(stored), "ratio");
+    close(&tensor["word_major"]["lz4"], float(packed.len()) / float(words), "word-major");
+    assert_eq!(tensor["logical_bytes"], json!(packed.len()));
+    let [scaled] = report["scaled"].as_array().unwrap().as_slice() else { panic!("{report}") };
+    assert_eq!((&scaled["scheme"], &scaled["values"]), (&json!("mxfp6"), &json!(values)));
+    assert_eq!((&scaled["element_bytes"], &scaled["bits"]), (&json!(packed.len()), &json!(6.25)));
+}
+
+#[test]
 fn block_scaled_tensors_are_summed_up_with_all_their_parts() {
     let elements = lamina_codec::testing::bytes(5, 40_960);
     let (_file, model) = checkpoint(&[

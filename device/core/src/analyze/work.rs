@@ -10,7 +10,7 @@ use super::tally::{Tally, blocks, windows};
 use super::{AnalyzeError, rounding};
 use crate::layout::Layout;
 use crate::load::{PIECE, Progress};
-use crate::model::{ModelFile, ModelTensor};
+use crate::model::{ModelFile, ModelTensor, Rearranged, sixes};
 use lamina_codec::BLOCK_BYTES;
 use lamina_codec::format::Format;
 use lamina_codec::view::View;
@@ -37,6 +37,8 @@ impl Subject<'_> {
 pub(super) struct Sums {
     /// As they are.
     pub(super) own: Tally,
+    /// Whether the file has four of the elements in three bytes.
+    is_packed: bool,
     /// Word-major, in the order of [`WORD_CODECS`].
     pub(super) words: [u64; 2],
     /// Rounded, if values are.
@@ -91,7 +93,8 @@ pub(super) fn run(
                     view,
                 }
             });
-            Mutex::new(Sums { own: Tally::new(format, codecs), words: [0; 2], rounded })
+            let is_packed = subject.tensor.rearranged == Some(Rearranged::Sixes);
+            Mutex::new(Sums { own: Tally::new(format, codecs), is_packed, words: [0; 2], rounded })
         })
         .collect();
     let empty: Vec<_> = sums.iter().map(|sums| sums.lock().clone()).collect();
@@ -107,8 +110,18 @@ pub(super) fn run(
 impl Sums {
     fn code(&mut self, layout: Layout, at: u64, bytes: &[u8]) {
         self.own.code(layout, at, bytes);
+        let mut packed = Vec::new();
+        let as_in_file = if self.is_packed {
+            packed.resize(bytes.len() / sixes::ELEMENTS * sixes::BYTES, 0);
+            sixes::gather(bytes, &mut packed);
+            // A ratio is to what the file takes.
+            self.own.logical_bytes -= (bytes.len() - packed.len()) as u64;
+            &packed[..]
+        } else {
+            bytes
+        };
         let (mut encoder, mut bundle) = (Encoder::new(), Bundle::new());
-        for block in blocks(bytes) {
+        for block in blocks(as_in_file) {
             for (sum, codec) in self.words.iter_mut().zip(WORD_CODECS) {
                 encoder.words(codec, &block.words, &mut bundle);
                 *sum += bundle.bytes().len() as u64;

@@ -103,8 +103,8 @@ impl Accounts {
                 part.blocks_written.add(1);
             }
         }
-        let coded = Some(Coded { words, codec, charge: new, by, entry });
-        self.observers.stored(&Change { block, parts, coded, read }, stats, tally);
+        let coded = Some(Coded { words, charge: new, by, entry });
+        self.observers.stored(&Change { block, codec, parts, coded, read }, stats, tally);
         self.charge(owner, block, old, new);
     }
 
@@ -130,8 +130,8 @@ impl Accounts {
             if by == By::Maintenance { &mut recoded } else { &mut stored }.add(block, new);
             let is_charged = owner.is_some_and(|tensor| tensor.is_charged(block));
             if is_charged { &mut owned } else { &mut opaque }.add(old, new);
-            let coded = Some(Coded { words, codec, charge: new, by, entry });
-            self.observers.stored(&Change { block, parts, coded, read: None }, stats, tally);
+            let coded = Some(Coded { words, charge: new, by, entry });
+            self.observers.stored(&Change { block, codec, parts, coded, read: None }, stats, tally);
         }
         stats.index_written.add(changes.len() as u64);
         stats.found(&holdings);

@@ -114,7 +114,7 @@ pub(super) fn read(
     if tensor.lineage.base().is_some() {
         output.form = Form::Words;
     }
-    let from = blocks.read(tensor.info.format, wanted, output, request)?;
+    let from = blocks.read(Class::of(&tensor.info), wanted, output, request)?;
     if from != ReadFrom::Difference {
         return Ok(from);
     }

@@ -267,7 +267,7 @@ impl BlockService {
     /// kept for the next one.
     pub(super) fn read(
         &self,
-        format: Format,
+        class: Class<'_>,
         wanted: &Wanted<'_>,
         output: &mut Output<'_>,
         request: &mut Request<'_>,
@@ -275,7 +275,7 @@ impl BlockService {
         let (block, mask, inside) = (wanted.block, wanted.mask, &wanted.inside);
         let store = self.store().filter(|_| self.mode == Mode::Trace && wanted.keep);
         let Some(store) = store.filter(|_| *inside != (0..BLOCK_BYTES)) else {
-            return self.fetch(format, wanted, output, request).map(|entry| read_from(entry.as_ref()));
+            return self.fetch(class, wanted, output, request).map(|entry| read_from(entry.as_ref()));
         };
         let now = store.entry(block).ok();
         let take = |now| self.decoded.lock().take(block, mask, inside, &DecodedFrom::Block(now));
@@ -287,7 +287,8 @@ impl BlockService {
                 requested: wanted.requested,
                 stored: None,
                 by_itself: false,
-                format,
+                format: class.format,
+                codec: class.codec,
                 view: wanted.view,
                 planes: mask,
                 entry: None,
@@ -296,7 +297,7 @@ impl BlockService {
             output.words.copy_from_slice(&kept);
             return Ok(read_from(now.as_ref()));
         }
-        let entry = self.fetch(format, wanted, output, request)?;
+        let entry = self.fetch(class, wanted, output, request)?;
         let from = read_from(entry.as_ref());
         let Some(entry) = entry else { return Ok(from) };
         let words = Arc::new(output.words.to_vec());
@@ -308,12 +309,13 @@ impl BlockService {
     /// what was fetched so far: the entry that it was fetched by, if the mode has any.
     fn fetch(
         &self,
-        format: Format,
+        class: Class<'_>,
         wanted: &Wanted<'_>,
         output: &mut Output<'_>,
         request: &mut Request<'_>,
     ) -> Result<Option<Entry>, FetchError> {
         let Wanted { block, next, mask, requested, view, first, .. } = *wanted;
+        let Class { format, codec, .. } = class;
         let Request { scratch, tally } = request;
         let scratch = &mut **scratch;
         let observers = &self.accounts.observers;
@@ -322,7 +324,7 @@ impl BlockService {
         let reported = |stored, planes, entry: Option<&Entry>, tally: &mut Tally| {
             tally.stored += stored;
             let (stored, by_itself) = (Some(stored), first);
-            let fetch = Fetch { block, requested, stored, by_itself, format, view, planes, entry };
+            let fetch = Fetch { block, requested, stored, by_itself, format, codec, view, planes, entry };
             observers.fetched(&fetch, tally);
         };
         let store = match &self.backing {

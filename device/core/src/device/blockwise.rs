@@ -47,7 +47,7 @@ impl Coding for Blockwise<'_> {
         output: &mut Output<'_>,
         request: &mut Request<'_>,
     ) -> Result<ReadFrom, FetchError> {
-        match self.blocks.read(self.class.format, wanted, output, request)? {
+        match self.blocks.read(self.class, wanted, output, request)? {
             ReadFrom::Difference => Err(self.blocks.without_base(wanted.block)),
             from => Ok(from),
         }

@@ -10,7 +10,7 @@
 //! * The image cannot be brought to the disk: one event, however often that is tried.
 //! * Stores are lost because a write-back was refused: an event that names the range. Ranges that
 //!   follow one another are one event.
-//! * The last [`MOST`] events are kept.
+//! * The last [`MAX_EVENTS`] events are kept.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -31,7 +31,7 @@ pub const MEMORY_LEVELS: [u64; 3] = [400, 200, 125];
 /// Per cent of the reserve above a level at which it is said that more is left.
 pub const MEMORY_MARGIN: u64 = 25;
 /// Events that are kept.
-pub const MOST: usize = 1024;
+pub const MAX_EVENTS: usize = 1024;
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -206,7 +206,7 @@ fn step(
 impl Kept {
     fn add(&mut self, began: Instant, kind: Kind, text: String) {
         self.count += 1;
-        if self.last.len() == MOST {
+        if self.last.len() == MAX_EVENTS {
             self.last.pop_front();
         }
         let event = Event { number: self.count, seconds: began.elapsed().as_secs_f64(), kind, text };

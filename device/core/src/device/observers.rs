@@ -20,7 +20,7 @@ use super::{
     charge::{By, Charge},
     lines,
     scratch::Pool,
-    watcher::{self, Watchers},
+    watcher::{self, AsWords, Watchers},
 };
 use crate::stats::{IndexCache, InterleaveReport, Stats, Tally, members::Members};
 
@@ -36,6 +36,8 @@ pub(super) struct Fetch<'a> {
     pub(super) by_itself: bool,
     /// The format of what owns it.
     pub(super) format: Format,
+    /// Its codec.
+    pub(super) codec: Codec,
     /// The view that is read, if it is one.
     pub(super) view: Option<&'a View>,
     /// The planes that were fetched.
@@ -47,6 +49,8 @@ pub(super) struct Fetch<'a> {
 /// One block was stored into.
 pub(super) struct Change<'a> {
     pub(super) block: u64,
+    /// The codec of what owns it.
+    pub(super) codec: Codec,
     /// The parts of it that a host stored.
     pub(super) parts: &'a [Range<usize>],
     /// How it was coded, if it was: a KV window is coded later.
@@ -58,7 +62,6 @@ pub(super) struct Change<'a> {
 /// A block was coded and published.
 pub(super) struct Coded<'a> {
     pub(super) words: &'a BlockWords,
-    pub(super) codec: Codec,
     pub(super) charge: Charge,
     pub(super) by: By,
     /// What it is stored as, if the mode has entries.
@@ -156,13 +159,24 @@ impl Observers {
     #[inline]
     pub(super) fn fetched(&self, fetch: &Fetch<'_>, tally: &mut Tally) {
         self.each(|observer| observer.fetched(fetch, tally));
-        self.watchers.each(|watcher| watcher::fetched(watcher, fetch));
+        self.watchers.each(|watcher| {
+            watcher::fetched(watcher, fetch, self.as_words(fetch.block, fetch.codec));
+        });
     }
 
     #[inline]
     pub(super) fn stored(&self, change: &Change<'_>, stats: &Stats, tally: &mut Tally) {
+        let before = self.watchers.any().then(|| self.as_words(change.block, change.codec)).flatten();
         self.each(|observer| observer.stored(change, stats, tally));
-        self.watchers.each(|watcher| watcher::stored(watcher, change));
+        self.watchers.each(|watcher| {
+            watcher::stored(watcher, change, before, self.as_words(change.block, change.codec));
+        });
+    }
+
+    /// What a generic device stores for a block of an owner with this codec, if that is measured.
+    fn as_words(&self, block: u64, codec: Codec) -> Option<AsWords> {
+        let on = self.on.as_ref()?;
+        Some(AsWords { bytes: watcher::short(on.generic.bytes(block)), codec })
     }
 
     /// Who is told of each block that is moved.
@@ -215,6 +229,11 @@ impl Change<'_> {
         self.parts.iter().filter(|part| !part.is_empty() && part.len() < BLOCK_BYTES)
     }
 
+    /// Whether a host stored a part of it only, so that a device that codes blocks reads it first.
+    pub(super) fn is_partial(&self) -> bool {
+        self.partial().next().is_some()
+    }
+
     /// Whether a device that codes each block by itself codes this one anew.
     fn is_coded_by_itself(&self) -> bool {
         self.coded.as_ref().is_some_and(|coded| coded.by == By::Store)
@@ -263,7 +282,7 @@ impl Observer for Generic {
 
     /// It reads a block that is stored in part.
     fn stored(&self, change: &Change<'_>, stats: &Stats, tally: &mut Tally) {
-        let in_part = change.partial().next().is_some();
+        let in_part = change.is_partial();
         if in_part {
             tally.gcomp += self.bytes(change.block);
         }
@@ -272,7 +291,7 @@ impl Observer for Generic {
         }
         // The words of others of a KV window are what they were.
         if let Some(coded) = change.coded.as_ref().filter(|coded| coded.by == By::Store) {
-            let granules = self.granules_for(coded);
+            let granules = self.granules_for(change.codec, coded);
             stats.gcomp_bytes_written.add(u64::from(granules) * store::GRANULE_BYTES as u64);
             stats.gcomp_index_written.add(1);
             self.granules.write(by_index(change.block), &[granules]);
@@ -292,14 +311,14 @@ impl Generic {
         *(if hit { &mut tally.gcomp_index_hits } else { &mut tally.gcomp_index_misses }) += 1;
     }
 
-    fn granules_for(&self, coded: &Coded<'_>) -> u8 {
+    fn granules_for(&self, codec: Codec, coded: &Coded<'_>) -> u8 {
         let bytes = match self.mode {
             _ if is_zero(coded.words) => 0,
             Mode::GComp => coded.charge.bytes,
             Mode::Plain | Mode::Trace => {
                 let mut out = [0; BLOCK_BYTES];
                 let encoder = &mut self.encoders.take().encoder;
-                store::charged(encoder.bytes(coded.codec, coded.words, &mut out).unwrap_or(BLOCK_BYTES))
+                store::charged(encoder.bytes(codec, coded.words, &mut out).unwrap_or(BLOCK_BYTES))
             }
         };
         u8::try_from(bytes / store::GRANULE_BYTES as u64).expect("at most 64 granules")

@@ -419,7 +419,7 @@ fn a_tensor_over_holes_takes_no_memory_of_the_index() {
 
 #[test]
 fn the_map_is_held_alone_for_bounded_steps_whatever_the_size() {
-    const MOST: std::time::Duration = std::time::Duration::from_millis(2);
+    const MAX_WAIT: std::time::Duration = std::time::Duration::from_millis(2);
     const HELD: u64 = 256 << 20;
     let config = DeviceConfig::new(5 << 30, 64 << 20);
     let image = Image::in_memory(config.superblock()).unwrap();
@@ -444,7 +444,7 @@ fn the_map_is_held_alone_for_bounded_steps_whatever_the_size() {
         });
         let mut sorted = longest;
         sorted.sort_unstable();
-        assert!(sorted[1] < MOST, "{longest:?} for {length} bytes");
+        assert!(sorted[1] < MAX_WAIT, "{longest:?} for {length} bytes");
     }
     let at = HELD / 2 + (4 << 30);
     assert!(read(&device, at, 1 << 20) == data);

@@ -18,7 +18,7 @@ use parking_lot::RwLock;
 use super::charge::By;
 use super::observers::{Change, Fetch};
 use crate::stats::ModelledReport;
-use lamina_codec::{BLOCK_BYTES, format::Format, plane::PlaneMask, view::View};
+use lamina_codec::{BLOCK_BYTES, Codec, format::Format, plane::PlaneMask, view::View};
 use lamina_store::entry::Entry;
 
 /// What of one block was moved.
@@ -43,6 +43,18 @@ pub struct Moved<'a> {
     pub planes: PlaneMask,
     /// The entry that it was fetched by or is stored as, if it was either and the mode has entries.
     pub entry: Option<&'a Entry>,
+    /// What a generic device stores for the block then, if observers measure it.
+    pub as_words: Option<AsWords>,
+}
+
+/// A block as a generic device stores it: its words, compressed whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AsWords {
+    /// Bytes, whole granules; 0 if all of the words are zeros.
+    pub bytes: u16,
+    /// The codec of the block's owner, which compresses words as it does
+    /// [single planes](Codec::generic_name).
+    pub codec: Codec,
 }
 
 /// Who is told what requests move.
@@ -79,17 +91,22 @@ impl Watchers {
         self.any.store(!all.is_empty(), Ordering::Relaxed);
     }
 
+    /// Whether anybody watches. Who begins to may miss what goes on at that moment.
+    #[inline]
+    pub(super) fn any(&self) -> bool {
+        self.any.load(Ordering::Relaxed)
+    }
+
     #[inline]
     pub(super) fn each(&self, tell: impl Fn(&dyn Watcher)) {
-        // Who begins to watch may miss what goes on at that moment.
-        if self.any.load(Ordering::Relaxed) {
+        if self.any() {
             self.all.read().iter().for_each(|watcher| tell(&**watcher));
         }
     }
 }
 
 /// A number that is at most a bundle's.
-fn short(bytes: u64) -> u16 {
+pub(super) fn short(bytes: u64) -> u16 {
     u16::try_from(bytes).unwrap_or(u16::MAX)
 }
 
@@ -98,7 +115,7 @@ fn within(part: &Range<usize>) -> Range<u16> {
 }
 
 /// Tells of a block that was fetched.
-pub(super) fn fetched(watcher: &dyn Watcher, fetch: &Fetch<'_>) {
+pub(super) fn fetched(watcher: &dyn Watcher, fetch: &Fetch<'_>, as_words: Option<AsWords>) {
     let mut moved = Moved {
         block: fetch.block,
         asked: 0..0,
@@ -109,21 +126,30 @@ pub(super) fn fetched(watcher: &dyn Watcher, fetch: &Fetch<'_>) {
         view: fetch.view,
         planes: fetch.planes,
         entry: fetch.entry,
+        as_words,
     };
     for part in fetch.requested {
         moved.asked = within(part);
         watcher.moved(&moved);
         moved = Moved { stored: None, by_itself: false, entry: None, ..moved };
     }
-    if moved.stored.is_some() {
+    if moved.stored.is_some() || moved.by_itself {
         watcher.moved(&moved);
     }
 }
 
-/// Tells of a block that was stored into, when it is coded: what is staged was moved by nobody yet.
-/// What the device does for its own sake is not told.
-pub(super) fn stored(watcher: &dyn Watcher, change: &Change<'_>) {
-    let Some(coded) = change.coded.as_ref().filter(|coded| coded.by != By::Maintenance) else { return };
+/// Tells of a block that was stored into, when it is coded: what is staged was moved by nobody yet,
+/// but a generic device has read what a part of is stored. What this device does for its own sake is
+/// not told. A generic device stores the block as `before`, then as `after`.
+pub(super) fn stored(
+    watcher: &dyn Watcher,
+    change: &Change<'_>,
+    before: Option<AsWords>,
+    after: Option<AsWords>,
+) {
+    if change.coded.as_ref().is_some_and(|coded| coded.by == By::Maintenance) {
+        return;
+    }
     let mut moved = Moved {
         block: change.block,
         asked: 0..0,
@@ -134,13 +160,17 @@ pub(super) fn stored(watcher: &dyn Watcher, change: &Change<'_>) {
         view: None,
         planes: PlaneMask(u32::MAX),
         entry: None,
+        as_words: before,
     };
-    if let Some(read) = change.read {
-        watcher.moved(&Moved { stored: Some(short(read.charged())), entry: Some(read), ..moved.clone() });
+    let (entry, by_itself) = (change.read, change.is_partial());
+    if entry.is_some() || by_itself {
+        let stored = entry.map(|read| short(read.charged()));
+        watcher.moved(&Moved { stored, by_itself, entry, ..moved.clone() });
     }
+    let Some(coded) = &change.coded else { return };
     let by_itself = coded.by == By::Store;
     let (stored, entry) = (Some(short(coded.charge.bytes)), coded.entry);
-    moved = Moved { stored, by_itself, write: true, entry, ..moved };
+    moved = Moved { stored, by_itself, write: true, entry, as_words: after, ..moved };
     for part in change.parts {
         moved.asked = within(part);
         watcher.moved(&moved);

@@ -526,7 +526,7 @@ impl KvStaging {
                     let block = span.first + number as u64;
                     let part = inside..inside + part.len();
                     let parts = std::slice::from_ref(&part);
-                    let change = Change { block, parts, coded: None, read: None };
+                    let change = Change { block, codec: tensor.info.codec, parts, coded: None, read: None };
                     accounts.observers.stored(&change, &accounts.stats, &mut tally);
                 }
             }

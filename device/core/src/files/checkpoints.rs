@@ -15,7 +15,7 @@ use super::plan::{entry, is_bad};
 use super::precision::spelled;
 use crate::device::{Device, Source};
 use crate::load::{LoadOptions, drop_tensor_by, full_name, is_no_base};
-use crate::model::ModelFile;
+use crate::model::{ModelFile, sixes};
 use crate::tensor::SourceId;
 
 /// Bytes of a manifest as it is kept, at most: an eighth of what the tables have room for.
@@ -80,10 +80,14 @@ pub(super) fn held(device: &Device) -> Vec<Model> {
     let sources = device.sources_of_tensors();
     let is_whole = |id: SourceId, manifest: &Manifest| {
         let extents = manifest.files.iter().flat_map(|file| &file.extents);
-        extents.filter(|extent| matches!(extent.of, Content::Tensor(_))).all(|extent| {
-            let Content::Tensor(name) = &extent.of else { return false };
-            sources.get(name) == Some(&Some(id))
-                && device.place_of(name).is_some_and(|(_, length)| length == extent.length)
+        let is_there = |name: &String, bytes: Option<u64>| {
+            let length = device.place_of(name).map(|(_, length)| length);
+            sources.get(name) == Some(&Some(id)) && length.is_some() && length == bytes
+        };
+        extents.into_iter().all(|extent| match &extent.of {
+            Content::Tensor(name) => is_there(name, Some(extent.length)),
+            Content::Sixes(name) => is_there(name, sixes::elements(extent.length)),
+            Content::Literal(_) | Content::Woven(_) => true,
         })
     };
     let read = |(id, text): (SourceId, String)| match model_of(id, &text) {

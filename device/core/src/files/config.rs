@@ -31,8 +31,8 @@ struct Quantization {
 impl Quantization {
     /// The scheme that it names, if that is one of those that are known.
     fn scheme(&self) -> Option<Scheme> {
-        let all = [Scheme::Mxfp4, Scheme::Mxfp8, Scheme::Nvfp4, Scheme::Gptq, Scheme::Awq];
-        let named = |name: &str| all.into_iter().find(|scheme| scheme.name().eq_ignore_ascii_case(name));
+        let named =
+            |name: &str| Scheme::ALL.into_iter().find(|scheme| scheme.name().eq_ignore_ascii_case(name));
         [&self.quant_algo, &self.quant_method].into_iter().flatten().find_map(|name| named(name))
     }
 }

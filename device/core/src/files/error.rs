@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use super::folder::LeftOut;
 use super::plan::{MAX_FILES, MAX_NAME};
 use crate::device::DeviceError;
 use crate::load::LoadError;
@@ -69,10 +70,16 @@ pub enum FilesError {
         source: io::Error,
     },
     /// Nothing to load.
-    #[error("{}: there is no .safetensors, .gguf or .npy file in this directory", path.display())]
+    #[error(
+        "{}: there is no .safetensors, .gguf or .npy file in this directory{}",
+        path.display(),
+        beside(left_out)
+    )]
     Empty {
         /// The directory.
         path: PathBuf,
+        /// What of it is not loaded.
+        left_out: Vec<LeftOut>,
     },
     /// Too many files.
     #[error("{}: more than {MAX_FILES} files and directories", path.display())]
@@ -89,12 +96,14 @@ pub enum FilesError {
         why: String,
     },
     /// A shard that is not there.
-    #[error("{}: shard {shard:?} is missing", path.display())]
+    #[error("{}: shard {shard:?} is missing{}", path.display(), because(why.as_deref()))]
     ShardMissing {
         /// The index.
         path: PathBuf,
         /// The shard.
         shard: String,
+        /// Why it is not loaded, if it is there.
+        why: Option<String>,
     },
     /// A tensor that its shard lacks.
     #[error("{}: tensor {tensor:?} is not in shard {shard:?}", path.display())]
@@ -174,6 +183,19 @@ fn first(tensor: Option<&(String, String)>) -> String {
         Some((name, dtype)) => format!("its first, {name:?}, is {dtype}"),
         None => "it has none".to_owned(),
     }
+}
+
+/// The first of what is left out, and how many more there are.
+fn beside(left_out: &[LeftOut]) -> String {
+    match left_out {
+        [] => String::new(),
+        [one] => format!("; {one}"),
+        [one, more @ ..] => format!("; {one}; and {} more", more.len()),
+    }
+}
+
+fn because(why: Option<&str>) -> String {
+    why.map_or_else(String::new, |why| format!(": {why}"))
 }
 
 impl From<LoadError> for FilesError {

@@ -109,7 +109,8 @@ impl Expanded {
         let own = |format| Scaling::Own(Scaled::mx(format));
         let (scaled, block, block_bytes) = match (tensor.scheme, third) {
             (Scheme::Mxfp4, _) => (own(Format::Fp4E2m1), MX_BLOCK as u64, MX_BLOCK as u64 / 2),
-            (Scheme::Mxfp8, _) => (own(format), MX_BLOCK as u64, MX_BLOCK as u64),
+            // On the device elements of six bits have a byte each too.
+            (Scheme::Mxfp6 | Scheme::Mxfp8, _) => (own(format), MX_BLOCK as u64, MX_BLOCK as u64),
             (Scheme::Nvfp4, Some(all)) => (Scaling::Factor(full(all)?), NV_BLOCK as u64, NV_BLOCK as u64 / 2),
             (scheme, _) => return Ok(Err(format!("{}: {scheme} is not shown as bf16", whole.name))),
         };

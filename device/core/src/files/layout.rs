@@ -348,7 +348,7 @@ fn expanded(
             continue;
         };
         let elements = &tensors[found.elements];
-        let format = elements.format.parse().unwrap_or(Format::Opaque);
+        let format = elements.element_format();
         let name = |part: usize| names[part].1;
         let parts = [name(found.elements), name(found.scales), found.third.and_then(name)];
         let expanded: Result<Arc<dyn Together>, String> = match found.scheme {

@@ -15,6 +15,7 @@
 //! The first rule that matches a row counts; what none matches is full.
 
 use std::ops::Range;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use wildmatch::WildMatch;
@@ -26,6 +27,15 @@ pub struct PrecisionMap {
     /// The rules.
     #[serde(rename = "tensor", default)]
     pub rules: Vec<MapRule>,
+}
+
+impl FromStr for PrecisionMap {
+    type Err = toml::de::Error;
+
+    /// The map that a file of TOML has.
+    fn from_str(text: &str) -> Result<Self, toml::de::Error> {
+        toml::from_str(text)
+    }
 }
 
 /// A precision of some tensors, or of parts of them.

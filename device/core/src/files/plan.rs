@@ -8,6 +8,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
+use super::folder::{LeftOut, escaped};
 use super::manifest::{Content, Extent, FileEntry, Manifest, StrandOf};
 use super::map::PrecisionMap;
 use super::precision::spelled;
@@ -25,7 +26,7 @@ pub(super) const MAX_NAME: usize = 200;
 /// Most files and directories of a model.
 pub const MAX_FILES: usize = 1 << 15;
 /// How deep directories may go.
-const MAX_DEPTH: usize = 16;
+pub(super) const MAX_DEPTH: usize = 16;
 /// How an index of shards ends.
 const INDEX: &str = ".safetensors.index.json";
 /// The extensions of checkpoints.
@@ -37,6 +38,8 @@ const MAX_INDEX: u64 = 64 << 20;
 pub struct ModelPlan {
     pub(super) name: String,
     pub(super) files: Vec<PlannedFile>,
+    /// What of its directory is not loaded.
+    pub(super) left_out: Vec<LeftOut>,
 }
 
 /// A file of it.
@@ -93,15 +96,16 @@ impl ModelPlan {
         if is_bad(name) || name.contains('@') {
             return Err(FilesError::Name { what: "model", name: name.to_owned() });
         }
-        let mut plan = Self { name: name.to_owned(), files: Vec::new() };
+        let mut plan = Self { name: name.to_owned(), files: Vec::new(), left_out: Vec::new() };
         let failed = |source| FilesError::Directory { path: path.into(), source };
         let file_name =
             path.file_name().map_or_else(|| name.into(), |name| name.to_string_lossy()).into_owned();
         if fs::metadata(path).map_err(failed)?.is_dir() {
             plan.add_directory(path, "", 0)?;
             plan.files.sort_by(|one, other| one.path.cmp(&other.path));
+            plan.left_out.sort_by(|one, other| one.file.cmp(&other.file));
             if plan.files.iter().all(|file| !is_checkpoint(&file.path)) {
-                return Err(FilesError::Empty { path: path.into() });
+                return Err(FilesError::Empty { path: path.into(), left_out: plan.left_out });
             }
         } else if file_name.ends_with(INDEX) {
             let index = Index::read(path)?;
@@ -122,40 +126,7 @@ impl ModelPlan {
         Ok(plan)
     }
 
-    fn add_directory(&mut self, path: &Path, inside: &str, depth: usize) -> Result<(), FilesError> {
-        let failed = |source| FilesError::Directory { path: path.into(), source };
-        let refused = |name: &str, why| FilesError::Inside { path: path.into(), name: name.into(), why };
-        for entry in fs::read_dir(path).map_err(failed)? {
-            let entry = entry.map_err(failed)?;
-            let Ok(name) = entry.file_name().into_string() else {
-                return Err(refused(&entry.file_name().to_string_lossy(), "it is no UTF-8"));
-            };
-            if is_bad(&name) {
-                return Err(refused(&name, "it is too long, or has control characters"));
-            }
-            let inside = if inside.is_empty() { name.clone() } else { format!("{inside}/{name}") };
-            let kind = entry.file_type().map_err(failed)?;
-            if kind.is_dir() {
-                if depth == MAX_DEPTH {
-                    return Err(refused(&name, "it is too deep"));
-                }
-                self.add_directory(&entry.path(), &inside, depth + 1)?;
-                continue;
-            }
-            // What a link leads to is loaded if it is a file: downloads are kept so.
-            let source = entry.path();
-            let found = fs::metadata(&source)
-                .map_err(|why| FilesError::Directory { path: source.clone(), source: why })?;
-            if found.is_file() {
-                self.add_file(&source, &inside)?;
-            } else {
-                tracing::warn!("{} is no file, and not loaded", source.display());
-            }
-        }
-        Ok(())
-    }
-
-    fn add_file(&mut self, source: &Path, path: &str) -> Result<(), FilesError> {
+    pub(super) fn add_file(&mut self, source: &Path, path: &str) -> Result<(), FilesError> {
         if self.files.len() == MAX_FILES {
             return Err(FilesError::TooMany { path: source.into() });
         }
@@ -178,7 +149,11 @@ impl ModelPlan {
             for shard in index.shards(path)? {
                 let inside = if folder.is_empty() { shard.to_owned() } else { format!("{folder}/{shard}") };
                 let found = self.files.iter().find(|file| file.path == inside);
-                let missing = || FilesError::ShardMissing { path: path.into(), shard: shard.to_owned() };
+                let missing = || {
+                    let left_out = self.left_out.iter().find(|left| left.file == escaped(inside.as_ref()));
+                    let (path, shard) = (path.into(), shard.to_owned());
+                    FilesError::ShardMissing { path, shard, why: left_out.map(|left| left.why.clone()) }
+                };
                 let found = found.ok_or_else(missing)?;
                 for tensor in found.file.tensors() {
                     if let Some(other) = owner.insert(&tensor.name, shard) {
@@ -322,12 +297,12 @@ impl ModelPlan {
     fn check_view(&self, spelling: &str) -> Result<(), FilesError> {
         let kind = spelled(spelling)?.kind();
         let gives = |file: &PlannedFile, tensor: &ModelTensor| {
-            let format = sixes::format_of(&tensor.dtype).unwrap_or(tensor.format).parse().ok();
-            match format.and_then(|format| View::parse(format, spelling).ok()).map(|view| view.kind()) {
-                Some(Kind::Converted { target, .. }) => {
+            let view = View::parse(tensor.element_format(), spelling);
+            match view.map(|view| view.kind()) {
+                Ok(Kind::Converted { target, .. }) => {
                     of_kind(file.file.kind()).is_some_and(|format| format.can_say(tensor, target))
                 }
-                kind => kind.is_some(),
+                kind => kind.is_ok(),
             }
         };
         let all = || {

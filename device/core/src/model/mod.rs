@@ -24,8 +24,8 @@
 //!
 //! safetensors' `F8_E4M3` is the format without infinities (`fn`). The `FNUZ` formats (other
 //! biases) have no planes that the device's views could name. `F6_E2M3` and `F6_E3M2` lie four in
-//! three bytes, of which a block has no whole number; a model's files have them in a byte each
-//! ([`ModelFile::in_strands`]).
+//! three bytes, of which a block has no whole number; who loads or analyses a file has them in a
+//! byte each ([`ModelFile::spread`]).
 
 pub(crate) mod checkpoint;
 mod error;

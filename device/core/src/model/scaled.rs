@@ -5,6 +5,7 @@
 //! |---|---|---|---|
 //! | MXFP4 of GPT-OSS | `X_blocks` `U8` […, G, 16] | `X_scales` `U8` […, G] | `X` […, 32 G]; of four dimensions the last two are exchanged |
 //! | MXFP4 | `X.weight` `U8` […, 16 G] | `X.weight_scale` `U8` or `F8_E8M0` […, G] | `X.weight` […, 32 G] |
+//! | MXFP6 | `X.weight` `F6_E2M3` or `F6_E3M2` […, 32 G] | likewise | `X.weight` […, 32 G] |
 //! | MXFP8 | `X.weight` `F8_E4M3` or `F8_E5M2` […, 32 G] | likewise | `X.weight` […, 32 G] |
 //! | NVFP4 | `X.weight` `U8` […, 8 G] | `X.weight_scale` `F8_E4M3` […, G], `X.weight_scale_2` `F32`, one | `X.weight` […, 16 G] |
 //! | GPTQ | `X.qweight` `I32` [K / 8, N] | `X.scales` [G, N], `X.qzeros` `I32` [G, N / 8], `X.g_idx` `I32` [K] or none | `X.weight` [N, K] |
@@ -16,12 +17,14 @@
 //! * A shape says whether a tensor is what its name says. What it does not fit stays what its dtype
 //!   is, and a remark says why, in one line. A configuration is not asked: it may be of another
 //!   file.
+//! * Elements of six bits that are packed in `U8`, 24 bytes for a scale, may be of either format.
+//!   Nothing but a configuration says which, so they stay bytes, and a remark says so.
 //! * The parts of a tensor are in one file.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::ModelTensor;
+use super::{ModelTensor, sixes};
 use lamina_codec::format::Format;
 use lamina_codec::scaled::{MX_BLOCK, NV_BLOCK};
 
@@ -30,6 +33,8 @@ use lamina_codec::scaled::{MX_BLOCK, NV_BLOCK};
 pub enum Scheme {
     /// `fp4_e2m1` and a power of two for 32.
     Mxfp4,
+    /// An fp6 and a power of two for 32.
+    Mxfp6,
     /// An fp8 and a power of two for 32.
     Mxfp8,
     /// `fp4_e2m1`, an `fp8_e4m3fn` for 16 and a factor for all.
@@ -41,10 +46,14 @@ pub enum Scheme {
 }
 
 impl Scheme {
+    /// All of them.
+    pub const ALL: [Self; 6] = [Self::Mxfp4, Self::Mxfp6, Self::Mxfp8, Self::Nvfp4, Self::Gptq, Self::Awq];
+
     /// What it is called.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Mxfp4 => "mxfp4",
+            Self::Mxfp6 => "mxfp6",
             Self::Mxfp8 => "mxfp8",
             Self::Nvfp4 => "nvfp4",
             Self::Gptq => "gptq",
@@ -112,7 +121,8 @@ pub(crate) fn mark(tensors: &mut [ModelTensor]) -> Vec<String> {
     for scaled in found {
         let [elements, scales, zeros] = match scaled.scheme {
             Scheme::Mxfp4 => [Some(Format::Fp4E2m1), Some(Format::E8m0), None],
-            Scheme::Mxfp8 => [None, Some(Format::E8m0), None],
+            // The dtype says what elements are.
+            Scheme::Mxfp6 | Scheme::Mxfp8 => [None, Some(Format::E8m0), None],
             Scheme::Nvfp4 => [Some(Format::Fp4E2m1), None, None],
             Scheme::Gptq | Scheme::Awq => [Some(Format::Int4), None, Some(Format::Int4)],
         };
@@ -125,6 +135,9 @@ pub(crate) fn mark(tensors: &mut [ModelTensor]) -> Vec<String> {
     }
     remarks
 }
+
+/// Bytes of the elements of six bits that share a scale, packed.
+const PACKED_SIXES: usize = MX_BLOCK / sixes::ELEMENTS * sixes::BYTES;
 
 struct Search<'a> {
     tensors: &'a [ModelTensor],
@@ -185,12 +198,13 @@ impl Search<'_> {
             return Err(mixed(tensor, scales, "U8 and U8"));
         }
         let Some((prefix, [groups, bytes])) = tensor.shape.split_last_chunk::<2>() else {
-            return Err(divided(tensor, scales, 16));
+            return Err(divided(tensor, scales, "16 bytes"));
         };
         if *bytes != MX_BLOCK as u64 / 2 || scales.shape != [prefix, &[*groups]].concat() {
-            return Err(divided(tensor, scales, 16));
+            return Err(divided(tensor, scales, "16 bytes"));
         }
-        let row = groups.checked_mul(MX_BLOCK as u64).ok_or_else(|| divided(tensor, scales, 16))?;
+        let row = groups.checked_mul(MX_BLOCK as u64);
+        let row = row.ok_or_else(|| divided(tensor, scales, "16 bytes"))?;
         let mut shape = prefix.to_vec();
         // Experts are kept a row an output, and are a row an input where they are not quantised.
         let exchanged = shape.len() == 2;
@@ -214,6 +228,7 @@ impl Search<'_> {
         let third = self.named(&format!("{stem}.weight_scale_2"));
         let packed = weight.dtype == "U8";
         let fp8 = matches!(weight.dtype.as_str(), "F8_E4M3" | "F8_E5M2");
+        let fp6 = sixes::format_of(&weight.dtype).is_some();
         let (scheme, block, third) = match (scales.dtype.as_str(), third) {
             ("F8_E4M3", Some((third, all))) if packed => {
                 if all.dtype != "F32" || all.length != 4 {
@@ -229,21 +244,31 @@ impl Search<'_> {
                 ));
             }
             ("U8" | "F8_E8M0", None) if packed => (Scheme::Mxfp4, MX_BLOCK, None),
+            ("U8" | "F8_E8M0", None) if fp6 => (Scheme::Mxfp6, MX_BLOCK, None),
             ("U8" | "F8_E8M0", None) if fp8 => (Scheme::Mxfp8, MX_BLOCK, None),
+            // No other scheme has elements of six bits.
+            (_, None) if fp6 => return Err(mixed(weight, scales, "F6_E2M3 or F6_E3M2 and U8 or F8_E8M0")),
             // One scale for a tensor, a row or a tile: other schemes, of which nothing is packed.
             _ if !packed => return Ok(None),
             _ => return Err(mixed(weight, scales, "U8 and F8_E4M3, U8 or F8_E8M0")),
         };
-        let bytes = if packed { block / 2 } else { block } as u64;
+        // Where elements have a dtype the shape counts them, and bytes where they are packed.
+        let (of_block, unit) = if packed { (block / 2, "bytes") } else { (block, "elements") };
+        let wrong = || divided(weight, scales, &format!("{of_block} {unit}"));
         let (Some((row, prefix)), Some((groups, scales_prefix))) =
             (weight.shape.split_last(), scales.shape.split_last())
         else {
-            return Err(divided(weight, scales, bytes));
+            return Err(wrong());
         };
-        if prefix != scales_prefix || groups.checked_mul(bytes) != Some(*row) {
-            return Err(divided(weight, scales, bytes));
+        let is_row =
+            |of_block: usize| prefix == scales_prefix && groups.checked_mul(of_block as u64) == Some(*row);
+        if scheme == Scheme::Mxfp4 && is_row(PACKED_SIXES) {
+            return Err(unsaid(weight, scales));
         }
-        let row = groups.checked_mul(block as u64).ok_or_else(|| divided(weight, scales, bytes))?;
+        if !is_row(of_block) {
+            return Err(wrong());
+        }
+        let row = groups.checked_mul(block as u64).ok_or_else(wrong)?;
         let shape = [prefix, &[row]].concat();
         let whole = Some(Whole { name: weight.name.clone(), shape, exchanged: false });
         Ok(Some(ScaledTensor { scheme, elements, scales: number, third, fourth: None, whole }))
@@ -321,10 +346,20 @@ fn mixed(elements: &ModelTensor, scales: &ModelTensor, wanted: &str) -> String {
     format!("{name}: {dtype} with {} {} are not {wanted}: kept as they are", scales.name, scales.dtype)
 }
 
-fn divided(elements: &ModelTensor, scales: &ModelTensor, bytes: u64) -> String {
+fn divided(elements: &ModelTensor, scales: &ModelTensor, of_block: &str) -> String {
     let (name, shape, dtype) = (&elements.name, &elements.shape, &elements.dtype);
     let (other, scales) = (&scales.name, &scales.shape);
-    format!("{name}: {shape:?} are not {bytes} bytes for each of {other} {scales:?}: kept as {dtype}")
+    format!("{name}: {shape:?} are not {of_block} for each of {other} {scales:?}: kept as {dtype}")
+}
+
+/// What can only be elements of six bits, packed, and does not say of which format.
+fn unsaid(elements: &ModelTensor, scales: &ModelTensor) -> String {
+    let (name, shape, dtype) = (&elements.name, &elements.shape, &elements.dtype);
+    let (other, scales) = (&scales.name, &scales.shape);
+    format!(
+        "{name}: {shape:?} are {PACKED_SIXES} bytes for each of {other} {scales:?}, as packed MXFP6 is, but {dtype} does not \
+         say whether F6_E2M3 or F6_E3M2: kept as {dtype}"
+    )
 }
 
 #[cfg(test)]

@@ -7,6 +7,8 @@
 use std::io;
 
 use super::checkpoint::ReadAt;
+use super::{ModelTensor, Rearranged};
+use lamina_codec::format::Format;
 
 /// Elements that share bytes.
 pub(crate) const ELEMENTS: usize = 4;
@@ -21,6 +23,21 @@ pub(crate) fn format_of(dtype: &str) -> Option<&'static str> {
         "F6_E2M3" => Some("fp6_e2m3"),
         "F6_E3M2" => Some("fp6_e3m2"),
         _ => None,
+    }
+}
+
+impl ModelTensor {
+    /// The format of its elements where each of six bits has a byte.
+    pub(crate) fn element_format(&self) -> Format {
+        format_of(&self.dtype).unwrap_or(self.format).parse().unwrap_or(Format::Opaque)
+    }
+
+    /// Its bytes as its file has them.
+    pub(crate) fn file_length(&self) -> u64 {
+        match self.rearranged {
+            Some(Rearranged::Sixes) => packed(self.length),
+            Some(Rearranged::Strand(_)) | None => self.length,
+        }
     }
 }
 

@@ -105,6 +105,21 @@ impl Rearranged {
 }
 
 impl ModelFile {
+    /// The same file with a byte for each element of six bits, as the device has them.
+    #[must_use]
+    pub fn spread(self) -> Self {
+        self.spread_where(|_| true)
+    }
+
+    /// The same of the tensors that are `wanted`.
+    #[must_use]
+    pub(crate) fn spread_where(mut self, wanted: impl Fn(&ModelTensor) -> bool) -> Self {
+        if self.kind == FileKind::Safetensors {
+            self.tensors.iter_mut().filter(|tensor| wanted(tensor)).for_each(spread);
+        }
+        self
+    }
+
     /// The same file with strands in place of its tensors of quantised blocks, and a byte for each
     /// element of six bits, if it has any.
     ///
@@ -115,7 +130,11 @@ impl ModelFile {
         let names: BTreeSet<&str> = self.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
         let tensors: Vec<_> = match self.kind {
             FileKind::Gguf => self.tensors.iter().flat_map(|tensor| strands(tensor, &names)).collect(),
-            FileKind::Safetensors => self.tensors.iter().map(widened).collect(),
+            FileKind::Safetensors => {
+                let mut tensors = self.tensors.clone();
+                tensors.iter_mut().for_each(spread);
+                tensors
+            }
             FileKind::Npy | FileKind::Other => return Ok(None),
         };
         if tensors == self.tensors {
@@ -134,15 +153,14 @@ impl ModelFile {
     }
 }
 
-/// A tensor with a byte for each of its elements, if they have six bits, or itself.
-fn widened(tensor: &ModelTensor) -> ModelTensor {
-    let mut tensor = tensor.clone();
-    let format = sixes::format_of(&tensor.dtype).filter(|_| tensor.length > 0);
+/// Gives each element of a tensor a byte, if they have six bits.
+fn spread(tensor: &mut ModelTensor) {
+    let is_packed = tensor.length > 0 && tensor.rearranged.is_none();
+    let format = sixes::format_of(&tensor.dtype).filter(|_| is_packed);
     // As many groups as the header was checked to have.
     if let Some((format, length)) = format.zip(sixes::elements(tensor.length)) {
         (tensor.format, tensor.length, tensor.rearranged) = (format, length, Some(Rearranged::Sixes));
     }
-    tensor
 }
 
 /// The strands of a tensor, or itself if it has none, or another tensor is called as one would be.

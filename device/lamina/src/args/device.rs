@@ -30,9 +30,9 @@ pub(crate) struct DeviceArgs {
     /// The codec: lz4, zstd or tree.
     #[arg(long, default_value_t, value_name = "CODEC")]
     pub(crate) codec: Codec,
-    /// A safetensors file to load; may be given more than once. One that the --image holds already
-    /// is not loaded again; tensors there of the same names and of another file, or of one that has
-    /// changed, are refused.
+    /// A safetensors, GGUF or .npy file to load; may be given more than once. Packed elements of six
+    /// bits get a byte each. A file that the --image holds already is not loaded again; tensors
+    /// there of the same names and of another file, or of one that has changed, are refused.
     #[arg(long = "model", value_name = "FILE")]
     pub(crate) models: Vec<PathBuf>,
     /// Tensors that the --model called MODEL has of the same name, format and shape as the one
@@ -107,7 +107,8 @@ pub(crate) struct DeviceArgs {
     /// told; `lamina boot` sees to that by itself.
     #[arg(long, value_name = "SOCKET")]
     pub(crate) qmp: Vec<PathBuf>,
-    /// Tensors that have another format than the file says, by name pattern.
+    /// Tensors that have another format than the file says, by name pattern; their bytes are as in
+    /// the file.
     #[arg(long, value_name = "PATTERN=FORMAT")]
     pub(crate) format: Vec<FormatRule>,
     /// Where the sockets are made: api.sock, ctl.sock, and ctl-NAME.sock of each guest or host.

@@ -30,7 +30,7 @@ const FEWEST_DESCRIPTORS: u64 = 128;
 /// A guest's ordinary memory, and some for the device.
 const MEMORY: u64 = 2 << 30;
 /// What a mount without a guest gets along with.
-const LEAST_MEMORY: u64 = 256 << 20;
+const MIN_MEMORY: u64 = 256 << 20;
 /// The capability that spares the holder when Linux looks for memory.
 const CAP_SYS_RESOURCE: u64 = 1 << 24;
 
@@ -138,7 +138,7 @@ fn qemu(cxl: Result<Qemu, FindError>, disks: bool, unpacked: Option<Qemu>) -> Fi
             return Finding::ok(what, format!("{} at {}", qemu.version, path.display()), whole);
         }
         (Err(why @ (FindError::Named(_) | FindError::Given(_))), None) => {
-            let why = format!("{:#}", anyhow::Error::from(why));
+            let why = crate::out::reason(&why.into());
             return Finding::limited(what, why, "no guest can be booted").mended_by("unset LAMINA_QEMU");
         }
         (Err(FindError::None { host, .. }), None) => *host,
@@ -245,7 +245,7 @@ fn memory(left: Option<u64>) -> Finding {
         return Finding::limited(what, "unknown", "a store in memory does not know when to stop");
     };
     let found = format!("{} left for a store", BinaryBytes(left));
-    if left < LEAST_MEMORY {
+    if left < MIN_MEMORY {
         Finding::limited(what, found, "stores into a device will find no space")
             .mended_by("lamina serve --image FILE    # on a disk")
     } else if left < MEMORY {

@@ -15,6 +15,7 @@ use lamina_serve::peer;
 
 use super::{State, Trial, child::kill};
 use crate::life::{self, Answer, Ask, Order, Ready};
+use crate::out;
 use crate::status::{NoDevice, Refused};
 
 /// The socket in the run directory.
@@ -109,7 +110,7 @@ pub(super) fn answer(socket: &UnixListener, state: &Arc<State>) {
         });
         let (asker, answer) = match requested {
             Ok(Some((asker, Ask::Upgrade(program), _))) => {
-                let upgraded = state.upgrade(program).map(Box::new).map_err(|why| format!("{why:#}"));
+                let upgraded = state.upgrade(program).map(Box::new).map_err(|why| out::reason(&why));
                 (asker, Answer::Upgraded(upgraded))
             }
             Ok(Some((asker, Ask::Stop, _))) => {
@@ -120,7 +121,7 @@ pub(super) fn answer(socket: &UnixListener, state: &Arc<State>) {
                 // It takes as long as whoever reads the file.
                 let state = Arc::clone(state);
                 thread::spawn(move || {
-                    let saved = Answer::Saved(state.save(&file).map_err(|why| format!("{why:#}")));
+                    let saved = Answer::Saved(state.save(&file).map_err(|why| out::reason(&why)));
                     if let Err(why) = life::send(&asker, &saved, &[]) {
                         tracing::debug!("who asked does not listen: {why}");
                     }

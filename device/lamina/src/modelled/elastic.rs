@@ -61,7 +61,7 @@ fn chunks(args: &Elastic) -> Result<Option<Vec<Chunk>>> {
 /// The chunks of a model's tensors of `base` bits by a map of precisions.
 fn of_model(model: &Path, path: &Path, text: &str, base: u32) -> Result<Vec<Chunk>> {
     let map: PrecisionMap =
-        toml::from_str(text).with_context(|| format!("{} is no map of precisions", path.display()))?;
+        text.parse().with_context(|| format!("{} is no map of precisions", path.display()))?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let planes = ModelPlan::open(model, &name_of(model))?.planes(&name, &map)?;
     let wanted = planes.iter().filter(|planes| planes.format.bits() == base);

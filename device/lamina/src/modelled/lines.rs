@@ -33,6 +33,7 @@ use self::shown::Map;
 use super::record::{Pieces, WAITING, pass};
 use crate::client::{self, ApiAt};
 use crate::log;
+use crate::out;
 
 /// How often lines are taken.
 const TAKEN: Duration = Duration::from_millis(10);
@@ -189,10 +190,14 @@ impl Recording {
 /// The layouts that a recording of the device says, the last of each block.
 fn layouts(pieces: Pieces) -> Result<Vec<(u64, Block)>> {
     let mut reader = Reader::new(pieces).context("the device sends no trace")?;
-    let mut blocks = std::collections::BTreeMap::new();
+    let mut blocks = std::collections::BTreeMap::<_, Block>::new();
     while let Some(item) = reader.next_item()? {
-        if let Item::Block(number, block) = item {
-            blocks.insert(number, block);
+        match item {
+            Item::Block(number, block) => {
+                blocks.insert(number, block);
+            }
+            Item::Words(number, words) => blocks.entry(number).or_default().words = words,
+            Item::View(_) | Item::Request(_) | Item::Lost(_) => {}
         }
     }
     Ok(blocks.into_iter().collect())
@@ -233,7 +238,7 @@ fn take(lines: &Lines, socket: &Path, stop: &AtomicBool) -> Result<Taken> {
                     taken.places = places;
                 }
                 Some(Err(why)) => {
-                    tracing::debug!("QEMU does not say where the windows are: {why:#}");
+                    tracing::debug!("QEMU does not say where the windows are: {}", out::reason(&why));
                     monitor = None;
                 }
                 _ => {}

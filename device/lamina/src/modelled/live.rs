@@ -20,7 +20,7 @@ use lamina_model::ModelError;
 use lamina_model::controller::GHZ;
 use lamina_model::dram::Profile;
 use lamina_model::replay::{Options, Outcome, Pace, Run, Subject};
-use lamina_model::trace::{BLOCK_BYTES, Block, BlockKind, Request, Served, View};
+use lamina_model::trace::{BLOCK_BYTES, Block, BlockKind, Request, Served, View, WordBytes};
 use lamina_store::mode::Mode;
 
 /// Events that wait: some megabytes.
@@ -69,6 +69,10 @@ impl Live {
 impl Watcher for Live {
     fn moved(&self, moved: &Moved<'_>) {
         let Moved { block, ref asked, stored, write, format, view, .. } = *moved;
+        // What only a generic device moves is in neither design.
+        if asked.is_empty() && stored.is_none() {
+            return;
+        }
         let bits = (format.bits(), view.map_or(format.bits(), lamina_codec::view::View::bits));
         let time_ns = u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let event = Event { time_ns, block, asked: asked.clone(), stored, write, bits };
@@ -172,7 +176,7 @@ impl Designs {
             let fetched = stored.is_some();
             // A generic device reads what it stores a part of without being told.
             let by_itself = fetched && (is_asked || write);
-            request.served = Some(Served { asked: is_asked, fetched, by_itself });
+            request.served = Some(Served { asked: is_asked, fetched, by_itself, reads_told: false });
             (self.view.bits, self.view.link_bits) = bits;
             let stored = stored.map(|stored| stored_as(self.mode, stored));
             own.request(&request, &self.view, |_| stored.as_ref());
@@ -198,7 +202,8 @@ fn stored_as(mode: Mode, stored: u16) -> Block {
     };
     // What was moved of a bundle is one range of it, whichever planes they are.
     let planes = if mode == Mode::Trace { Arc::from([stored]) } else { Arc::default() };
-    Block { kind, planes, lz4: stored, zstd: stored, ..Block::default() }
+    let words = WordBytes { lz4: Some(stored), zstd: Some(stored) };
+    Block { kind, planes, words, ..Block::default() }
 }
 
 fn report(design: &'static str, source: &str, link: &str, outcome: &Outcome) -> ModelledReport {
@@ -380,6 +385,7 @@ mod tests {
             view: None,
             planes: PlaneMask::all(Format::Bf16),
             entry: None,
+            as_words: None,
         };
         let begun = Instant::now();
         for _ in 0..4 * QUEUE {

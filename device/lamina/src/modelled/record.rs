@@ -143,6 +143,7 @@ fn copy(pieces: Pieces, file: File, most: Option<u64>) -> Result<Recorded> {
                 writer.block(number, &block)?;
                 recorded.blocks += 1;
             }
+            Ok(Some(Item::Words(number, words))) => writer.words(number, words)?,
             Ok(Some(Item::Request(request))) => {
                 writer.request(&request)?;
                 recorded.requests += 1;

@@ -26,10 +26,10 @@ use lamina_codec::block::Stored;
 use lamina_codec::format::Format;
 use lamina_codec::plane::PlaneMask;
 use lamina_codec::view::Kind;
-use lamina_device::device::{Device, Moved, Partition, Watcher};
+use lamina_device::device::{AsWords, Device, Moved, Partition, Watcher};
 use lamina_device::stats::ModelledReport;
 use lamina_model::trace::{
-    BLOCK_BYTES, Block, BlockKind, Header, MAX_VIEWS, Request, Seen, Served, View, Writer,
+    BLOCK_BYTES, Block, BlockKind, Header, MAX_VIEWS, Request, Seen, Served, View, WordBytes, Writer,
 };
 use lamina_serve::Recorder;
 use lamina_store::entry::Entry;
@@ -40,7 +40,7 @@ use tokio::sync::mpsc::{OwnedPermit, Sender};
 const QUEUE: usize = 1 << 15;
 /// Events that are written together.
 const BATCH: usize = 1 << 12;
-/// Blocks whose layout is known to have been said: two megabytes.
+/// Blocks of which it is known what was said: some megabytes.
 const SAID: usize = 1 << 17;
 /// How long what was recorded may wait to be sent.
 const SENT: Duration = Duration::from_millis(200);
@@ -59,6 +59,7 @@ struct Event {
     shown: Shown,
     planes: PlaneMask,
     entry: Option<Entry>,
+    as_words: Option<AsWords>,
 }
 
 /// What tells views apart: the format, and what is shown of it in how many bits, if it is a view.
@@ -91,10 +92,12 @@ impl Watcher for Recording {
                 asked: !moved.asked.is_empty(),
                 fetched: moved.stored.is_some(),
                 by_itself: moved.by_itself,
+                reads_told: true,
             },
             shown: Shown { format: moved.format, view: moved.view.map(|view| (view.kind(), view.bits())) },
             planes: moved.planes,
             entry: moved.entry.cloned(),
+            as_words: moved.as_words,
         };
         if self.queue.try_send(event).is_err() {
             self.lost.fetch_add(1, Relaxed);
@@ -297,8 +300,22 @@ struct Trace<'a, W: Write> {
     writer: Writer<W>,
     guests: &'a [u64],
     views: HashMap<(Shown, u32, PlaneMask), u32>,
-    /// Blocks by their number modulo the table's length, and what their layout was said by.
-    said: Vec<Option<(u64, u16, Option<u64>)>>,
+    /// Blocks by their number modulo the table's length.
+    said: Vec<Option<Said>>,
+}
+
+/// What was said of a block: by what epoch and segment its layout, and its bytes as words.
+#[derive(Clone, Copy, Debug)]
+struct Said {
+    block: u64,
+    layout: Option<(u16, Option<u64>)>,
+    as_words: Option<AsWords>,
+}
+
+/// What is to be said of a block.
+enum News {
+    Block(Block),
+    Words(WordBytes),
 }
 
 impl<'a, W: Write> Trace<'a, W> {
@@ -315,32 +332,52 @@ impl<'a, W: Write> Trace<'a, W> {
     /// Writes events in their order. Layouts come before the requests of a group, in which no block
     /// has two.
     fn add(&mut self, events: &[Event]) -> io::Result<()> {
-        let (mut from, mut met, mut layouts) = (0, HashSet::new(), Vec::new());
+        let (mut from, mut met, mut all_news) = (0, HashSet::new(), Vec::new());
         for (at, event) in events.iter().enumerate() {
-            if let Some(entry) = event.entry.as_ref().filter(|entry| self.is_news(event.block, entry)) {
+            if let Some(news) = self.news(event) {
                 if met.contains(&event.block) {
-                    self.group(&events[from..at], &mut layouts)?;
+                    self.group(&events[from..at], &mut all_news)?;
                     from = at;
                     met.clear();
                 }
-                layouts.push((event.block, layout(entry)));
+                all_news.push((event.block, news));
             }
             met.insert(event.block);
         }
-        self.group(&events[from..], &mut layouts)
+        self.group(&events[from..], &mut all_news)
     }
 
-    fn is_news(&mut self, block: u64, entry: &Entry) -> bool {
-        let segment = entry.place.as_ref().map(|place| place.segment);
-        let by = Some((block, entry.epoch, segment));
-        let slot = usize::try_from(block % SAID as u64).unwrap_or(0);
-        std::mem::replace(&mut self.said[slot], by) != by
+    /// What an event tells of its block that was not said.
+    fn news(&mut self, event: &Event) -> Option<News> {
+        let slot = &mut self.said[usize::try_from(event.block % SAID as u64).unwrap_or(0)];
+        let (layout, as_words) = slot
+            .filter(|said| said.block == event.block)
+            .map_or_else(|| (None, None), |said| (said.layout, said.as_words));
+        let by = |entry: &Entry| (entry.epoch, entry.place.as_ref().map(|place| place.segment));
+        let now = Said {
+            block: event.block,
+            layout: event.entry.as_ref().map(by).or(layout),
+            as_words: event.as_words.or(as_words),
+        };
+        *slot = Some(now);
+        match &event.entry {
+            Some(entry) if now.layout != layout => Some(News::Block(stored_as(entry, now.as_words))),
+            _ if now.as_words != as_words => now.as_words.map(|words| News::Words(word_bytes(words))),
+            _ => None,
+        }
     }
 
-    fn group(&mut self, events: &[Event], layouts: &mut Vec<(u64, Block)>) -> io::Result<()> {
-        layouts.sort_by_key(|(block, _)| *block);
-        for (block, layout) in layouts.drain(..) {
-            self.writer.block(block, &layout)?;
+    fn group(&mut self, events: &[Event], all_news: &mut Vec<(u64, News)>) -> io::Result<()> {
+        all_news.sort_by_key(|(block, _)| *block);
+        for (number, news) in &*all_news {
+            if let News::Block(block) = news {
+                self.writer.block(*number, block)?;
+            }
+        }
+        for (number, news) in all_news.drain(..) {
+            if let News::Words(words) = news {
+                self.writer.words(number, words)?;
+            }
         }
         // Views that are new come before the requests as well, so that these are one chunk.
         let views = events.iter().map(|event| self.view(event)).collect::<io::Result<Vec<_>>>()?;
@@ -397,24 +434,38 @@ impl<'a, W: Write> Trace<'a, W> {
     }
 }
 
-/// How a block is stored, as a trace says it.
-fn layout(entry: &Entry) -> Block {
-    let Some(place) = &entry.place else { return Block { kind: BlockKind::Zeros, ..Block::default() } };
+/// Words that were compressed whole, as a trace says them.
+fn word_bytes(words: AsWords) -> WordBytes {
+    let AsWords { bytes, codec } = words;
+    match codec {
+        // Zeros are nothing by any codec.
+        _ if bytes == 0 => WordBytes { lz4: Some(0), zstd: Some(0) },
+        Codec::Lz4 | Codec::Tree => WordBytes { lz4: Some(bytes), zstd: None },
+        Codec::Zstd => WordBytes { lz4: None, zstd: Some(bytes) },
+    }
+}
+
+/// How a block is stored, as a trace says it, and what it takes as words if that was measured.
+fn stored_as(entry: &Entry, as_words: Option<AsWords>) -> Block {
+    let words = as_words.map(word_bytes).unwrap_or_default();
+    let Some(place) = &entry.place else {
+        return Block { kind: BlockKind::Zeros, words, ..Block::default() };
+    };
     let kind = if place.is_bypass() { BlockKind::Bypassed } else { BlockKind::Coded };
-    let block = Block { kind, segment: Some(place.segment), ..Block::default() };
+    let block = Block { kind, segment: Some(place.segment), words, ..Block::default() };
     match &place.stored {
         Stored::Planes(planes) => {
             let parts = planes.parts();
             let joint = u8::try_from(parts.joint).unwrap_or(u8::MAX);
             Block { head: parts.head, stream: parts.stream, joint, planes: parts.planes.into(), ..block }
         }
-        // Words are fetched whole, whatever is wanted of them.
-        Stored::Words { codec, length, .. } => {
-            let of = |wanted| if *codec == wanted { *length } else { 0 };
-            Block { head: *length, lz4: of(Codec::Lz4), zstd: of(Codec::Zstd), ..block }
+        // Words are fetched whole, whatever is wanted of them. A generic device stores just these.
+        Stored::Words { codec, length, .. } if as_words.is_none() && !place.difference => {
+            let words = word_bytes(AsWords { bytes: *length, codec: *codec });
+            Block { head: *length, words, ..block }
         }
         // So is a piece of a packed window.
-        Stored::Packed { length, .. } => Block { head: *length, ..block },
+        Stored::Words { length, .. } | Stored::Packed { length, .. } => Block { head: *length, ..block },
     }
 }
 

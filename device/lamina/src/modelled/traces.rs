@@ -7,17 +7,17 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use comfy_table::Table;
 use indicatif::{BinaryBytes, HumanCount};
-use lamina_model::controller::{CacheConfig, Policy, TABLE_V};
+use lamina_model::controller::{CacheConfig, Policy};
 use lamina_model::dram::Profile;
 use lamina_model::dram::profile::PROFILES;
 use lamina_model::link::Link;
-use lamina_model::replay::{self, Assumed, Comparison, Options, Outcome, Pace, Subject};
+use lamina_model::replay::{self, Assumed, Options, Pace, Subject};
 use lamina_model::trace::text::Form;
-use lamina_model::trace::{BlockKind, Header, Item, Reader, Request, Seen, View, Writer};
+use lamina_model::trace::{BlockKind, Header, Item, Reader, Request, Seen, View, WordBytes, Writer};
 use serde_json::json;
 
+use super::compared::print;
 use super::watched::Watched;
 use crate::args::{Compare, Convert, Other, Paced, Replacement, Replayed, Trace};
 use crate::client::new_table;
@@ -123,186 +123,13 @@ fn options(args: &Replayed) -> Result<Options> {
     })
 }
 
-fn print(out: &mut impl Write, comparison: &Comparison, json: bool) -> Result<()> {
-    if json {
-        serde_json::to_writer_pretty(&mut *out, comparison)?;
-        writeln!(out)?;
-        return Ok(());
-    }
-    let options = &comparison.options;
-    writeln!(
-        out,
-        "Modelled; a device of {}; requests {}",
-        BinaryBytes(comparison.trace.device_bytes),
-        match comparison.trace.seen {
-            Seen::Requests => "as they reached it",
-            Seen::Lines => "of lines, as a processor made them",
-        }
-    )?;
-    if let Some(assumed) = comparison.designs.iter().map(|design| design.assumed).max().filter(|n| *n > 0) {
-        let (assumed, of) = (HumanCount(assumed), &options.assumed);
-        writeln!(out, "{assumed} blocks have assumed ratios: planes {} ({})", of.trace, of.source)?;
-    }
-    if comparison.lost > 0 {
-        writeln!(out, "{} requests were lost while this was recorded", HumanCount(comparison.lost))?;
-    }
-    writeln!(out, "\n{}\n", moved(&comparison.designs))?;
-    writeln!(
-        out,
-        "Controller: cycles from load to use of a block at 2 GHz, DRAM idle (TRACE, Figs. 22 and 23)\n"
-    )?;
-    writeln!(out, "{}\n", latency(&comparison.designs))?;
-    if let Some(profile) = &options.dram {
-        writeln!(
-            out,
-            "DRAM: {}, {} bursts under way; currents: {}\n",
-            profile.name, options.registers, profile.currents.source
-        )?;
-        writeln!(out, "{}\n", dram(&comparison.designs))?;
-    }
-    writeln!(
-        out,
-        "Link: {}, {:.1} GB/s a direction, {} ns to a load; {}\n",
-        options.link.name,
-        options.link.rate / 1e9,
-        options.link.latency_ns,
-        options.link.source
-    )?;
-    writeln!(out, "{}\n", link(&comparison.designs))?;
-    let quoted: Vec<_> = TABLE_V
-        .iter()
-        .map(|quoted| format!("{} {} mm², {} W", quoted.design.name(), quoted.area_mm2, quoted.power_w))
-        .collect();
-    writeln!(out, "Quoted, not modelled ({}): {}", TABLE_V[0].source, quoted.join("; "))?;
-    Ok(())
-}
-
-fn moved(designs: &[Outcome]) -> Table {
-    let head = [
-        "design",
-        "requests",
-        "asked",
-        "read",
-        "written",
-        "index",
-        "index hits",
-        "fills",
-        "buffered",
-        "zeros",
-    ];
-    let mut table = new_table(&head, 1);
-    for design in designs {
-        let looked = design.index_hits + design.index_misses;
-        table.add_row([
-            design.subject.name.to_owned(),
-            HumanCount(design.requests).to_string(),
-            BinaryBytes(design.asked_bytes).to_string(),
-            BinaryBytes(design.read_bytes).to_string(),
-            BinaryBytes(design.written_bytes).to_string(),
-            BinaryBytes(design.index_bytes).to_string(),
-            part(design.index_hits, looked),
-            HumanCount(design.fills).to_string(),
-            HumanCount(design.buffered).to_string(),
-            HumanCount(design.zeros).to_string(),
-        ]);
-    }
-    table
-}
-
-fn latency(designs: &[Outcome]) -> Table {
-    let head = ["design", "blocks", "mean", "p50", "p99", "max", "mean ns with the link", "p99 ns"];
-    let mut table = new_table(&head, 1);
-    for design in designs {
-        let cycles = &design.service_cycles;
-        table.add_row([
-            design.subject.name.to_owned(),
-            HumanCount(cycles.count).to_string(),
-            figure(cycles.mean, 1),
-            cycles.p50.to_string(),
-            cycles.p99.to_string(),
-            cycles.max.to_string(),
-            figure(design.load_ns, 1),
-            figure(design.load_p99_ns, 1),
-        ]);
-    }
-    table
-}
-
-fn dram(designs: &[Outcome]) -> Table {
-    let head = [
-        "design",
-        "activations",
-        "row hits",
-        "GB/s",
-        "asked GB/s",
-        "activate µJ",
-        "read µJ",
-        "write µJ",
-        "background µJ",
-        "pJ/byte asked",
-        "mean ns",
-        "p99 ns",
-    ];
-    let mut table = new_table(&head, 1);
-    for design in designs {
-        let Some(dram) = &design.dram else { continue };
-        let micro = |pico: f64| format!("{:.2}", pico / 1e6);
-        table.add_row([
-            design.subject.name.to_owned(),
-            HumanCount(dram.commands.activates).to_string(),
-            figure(dram.row_hit_rate.map(|rate| 100.0 * rate), 1) + " %",
-            format!("{:.2}", dram.gbs),
-            format!("{:.2}", dram.asked_gbs),
-            micro(dram.energy.activate_pj),
-            micro(dram.energy.read_pj),
-            micro(dram.energy.write_pj),
-            micro(dram.energy.background_pj + dram.energy.refresh_pj),
-            figure(dram.access_pj_per_byte, 1),
-            figure(dram.latency_ns.mean, 1),
-            dram.latency_ns.p99.to_string(),
-        ]);
-    }
-    table
-}
-
-fn link(designs: &[Outcome]) -> Table {
-    let head = ["design", "view", "lines read", "lines written", "flits down", "flits up", "down", "up"];
-    let mut table = new_table(&head, 2);
-    for design in designs {
-        for link in &design.link {
-            let traffic = &link.traffic;
-            let used = |part: Option<f64>| figure(part.map(|part| 100.0 * part), 1) + " %";
-            table.add_row([
-                design.subject.name.to_owned(),
-                link.view.clone(),
-                HumanCount(traffic.requests.reads).to_string(),
-                HumanCount(traffic.requests.writes + traffic.requests.partial_writes).to_string(),
-                HumanCount(traffic.down.flits).to_string(),
-                HumanCount(traffic.up.flits).to_string(),
-                used(traffic.down.utilisation),
-                used(traffic.up.utilisation),
-            ]);
-        }
-    }
-    table
-}
-
-fn figure(figure: Option<f64>, places: usize) -> String {
-    figure.map_or_else(|| "–".to_owned(), |figure| format!("{figure:.places$}"))
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a percentage to be looked at")]
-fn part(part: u64, of: u64) -> String {
-    if of == 0 { "–".to_owned() } else { format!("{:.1} %", 100.0 * part as f64 / of as f64) }
-}
-
 fn show(out: &mut impl Write, path: &Path, shown: u64, json: bool) -> Result<()> {
     let mut reader = open(path)?;
     let Header { seen, device_bytes } = reader.header();
     let (mut views, mut requests, mut first) = (Vec::new(), Vec::new(), Vec::new());
     let (mut kinds, mut guests) = ([0_u64; 3], BTreeSet::new());
     let (mut reads, mut writes, mut bytes, mut last_ns) = (0_u64, 0_u64, 0_u64, 0);
-    let (mut lost, mut unasked) = (0, 0_u64);
+    let (mut lost, mut unasked, mut words) = (0, 0_u64, 0_u64);
     while let Some(item) = reader.next_item()? {
         match item {
             Item::View(view) => {
@@ -315,7 +142,9 @@ fn show(out: &mut impl Write, path: &Path, shown: u64, json: bool) -> Result<()>
                     BlockKind::Zeros => 1,
                     BlockKind::Bypassed => 2,
                 }] += 1;
+                words += u64::from(block.words != WordBytes::default());
             }
+            Item::Words(..) => words += 1,
             Item::Lost(requests) => lost += requests,
             Item::Request(request) => {
                 unasked += u64::from(request.served.is_some_and(|served| !served.asked));
@@ -340,7 +169,8 @@ fn show(out: &mut impl Write, path: &Path, shown: u64, json: bool) -> Result<()>
         let whole = json!({
             "seen": seen, "device_bytes": device_bytes, "reads": reads, "writes": writes, "bytes": bytes, "ns": last_ns,
             "lost": lost, "unasked": unasked,
-            "guests": guests, "views": views, "blocks": {"coded": coded, "zeros": zeros, "bypassed": bypassed}, "requests": first,
+            "guests": guests, "views": views, "blocks": {"coded": coded, "zeros": zeros, "bypassed": bypassed, "as_words": words},
+            "requests": first,
         });
         serde_json::to_writer_pretty(&mut *out, &whole)?;
         writeln!(out)?;
@@ -364,7 +194,10 @@ fn show(out: &mut impl Write, path: &Path, shown: u64, json: bool) -> Result<()>
     if lost > 0 {
         writeln!(out, "{} requests were lost while this was recorded", HumanCount(lost))?;
     }
-    writeln!(out, "blocks said: {coded} coded, {zeros} of zeros, {bypassed} bypassed\n")?;
+    writeln!(
+        out,
+        "blocks said: {coded} coded, {zeros} of zeros, {bypassed} bypassed; sizes as words: {words}\n"
+    )?;
     let mut table = new_table(&["view", "bits", "on the link", "planes", "requests"], 1);
     for (view, requests) in views.iter().zip(&requests) {
         table.add_row([

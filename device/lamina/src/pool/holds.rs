@@ -65,7 +65,13 @@ impl Holds {
             bail!("a pool checks what it holds, and what is kept with loss does not check");
         }
         let format = self.format.unwrap_or(Format::Bf16);
-        let (api, root) = mount::around(file)?;
+        let Ok((api, root)) = mount::around(file) else {
+            bail!(
+                "{} is in no mount, and a device codes only what is in its own: make the pool in one, or leave \
+                 --format and --kv out",
+                file.display()
+            );
+        };
         let path = file.canonicalize()?;
         let inside = path.strip_prefix(root.canonicalize()?)?;
         if inside.starts_with("files") {

@@ -67,8 +67,8 @@ impl Found {
         } else {
             (args.model.clone(), args.cache.clone())
         };
-        let open =
-            |paths: &[PathBuf]| paths.iter().map(|path| ModelFile::open(path)).collect::<Result<Vec<_>, _>>();
+        let spread = |path: &PathBuf| ModelFile::open(path).map(ModelFile::spread);
+        let open = |paths: &[PathBuf]| paths.iter().map(spread).collect::<Result<Vec<_>, _>>();
         let (weight_files, cache_files) = (open(&weights)?, open(&caches)?);
         let layout = (!cache_files.is_empty()).then(|| layout(args.kv, &cache_files)).transpose()?;
         let decoded = args.decode.as_deref().map(Decoded::read).transpose()?;

@@ -17,15 +17,15 @@ const BESIDE: u16 = 24;
 /// Lines of events.
 const EVENTS: usize = 3;
 /// Views and formats that have lines; the page has all.
-const MOST_VIEWS: usize = 8;
-const MOST_FORMATS: usize = 4;
-const MOST_POOLS: usize = 3;
+const MAX_VIEWS: usize = 8;
+const MAX_FORMATS: usize = 4;
+const MAX_POOLS: usize = 3;
 
 /// Draws what is seen.
 pub(super) fn draw(frame: &mut Frame<'_>, seen: &Seen, wanted: &mut Wanted, api: &ApiAt) {
     let lines = |rows: usize| u16::try_from(rows).unwrap_or(u16::MAX);
-    let formats = seen.formats.len().min(MOST_FORMATS);
-    let views = seen.precisions.iter().filter(|(row, _)| row.moved.reads > 0).count().min(MOST_VIEWS);
+    let formats = seen.formats.len().min(MAX_FORMATS);
+    let views = seen.precisions.iter().filter(|(row, _)| row.moved.reads > 0).count().min(MAX_VIEWS);
     let pools = pool_lines(&seen.stats);
     let layers = if seen.layers.is_empty() { 0 } else { 3 };
     let areas = Layout::vertical([
@@ -121,7 +121,7 @@ fn pool_lines(stats: &Value) -> Vec<Line<'static>> {
             HumanCount(number("evictions")),
         ))
     };
-    pools.iter().take(MOST_POOLS).map(line).collect()
+    pools.iter().take(MAX_POOLS).map(line).collect()
 }
 
 /// How long requests take now, or took in all where there are none now.
@@ -144,7 +144,7 @@ fn draw_planes(frame: &mut Frame<'_>, area: Rect, seen: &Seen) {
     let most = seen.formats.iter().map(|row| row.logical_bytes).max().unwrap_or(0).max(1);
     let wide = area.width.saturating_sub(BESIDE);
     let mut lines = vec![Line::from("stored by plane, below as it is".dim())];
-    for row in seen.formats.iter().take(MOST_FORMATS) {
+    for row in seen.formats.iter().take(MAX_FORMATS) {
         let stored: Vec<_> = row.planes.iter().map(|plane| (plane.plane, plane.stored())).collect();
         let as_it_is: Vec<_> = (0..row.bits).rev().map(|plane| (plane, row.plane_bytes)).collect();
         let sum: u64 = stored.iter().map(|(_, bytes)| bytes).sum();
@@ -183,7 +183,7 @@ fn bar(format: &FormatRow, parts: &[(u32, u64)], most: u64, wide: u16) -> Vec<Sp
 fn draw_views(frame: &mut Frame<'_>, area: Rect, seen: &Seen) {
     let mut busy: Vec<_> = seen.precisions.iter().filter(|(row, _)| row.moved.reads > 0).collect();
     busy.sort_by(|(_, one), (_, other)| other[0].total_cmp(&one[0]));
-    let rows = busy.into_iter().take(MOST_VIEWS).map(|(row, [read, fetched])| {
+    let rows = busy.into_iter().take(MAX_VIEWS).map(|(row, [read, fetched])| {
         Row::new([
             shown(&row.view),
             HumanCount(row.tensors).to_string(),
@@ -345,7 +345,7 @@ mod tests {
         // What is not known yet, and what a device without pools tells.
         let none = json!({ "name": "base", "ratio": null, "hit_rate": null });
         let line = "pool base: 0 nodes, 0 blocks, 0 objects of 0 B, ratio –; hits –, 0 evicted";
-        assert_eq!(texts(&json!({ "pools": vec![none; MOST_POOLS + 1] })), vec![line; MOST_POOLS]);
+        assert_eq!(texts(&json!({ "pools": vec![none; MAX_POOLS + 1] })), vec![line; MAX_POOLS]);
         assert!(texts(&json!({})).is_empty() && texts(&Value::Null).is_empty());
     }
 }

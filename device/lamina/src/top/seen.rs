@@ -185,7 +185,7 @@ impl Seen {
     /// Takes in that the device is gone.
     pub(super) fn gone(&mut self, why: &anyhow::Error) {
         let since = self.gone.take().map_or_else(Instant::now, |(since, _)| since);
-        self.gone = Some((since, format!("{why:#}")));
+        self.gone = Some((since, crate::out::reason(why)));
     }
 
     /// A number of the counters, by its JSON pointer.

@@ -85,6 +85,29 @@ fn shards_that_do_not_fit_their_index_are_refused() {
 }
 
 #[test]
+fn what_a_folder_has_that_cannot_be_shown_is_left_out_and_told() {
+    let place = Place::new();
+    place.write("Llama/w.safetensors", &good());
+    place.write("Llama/a\nb.txt", b"text");
+    place.write("Llama/config.json", b"{}");
+    std::os::unix::fs::symlink("nothing", place.path("Llama/tokenizer.json")).unwrap();
+    place.mount(&[]);
+    let said = place.said(&["load", &place.text("Llama")]);
+    let lines: Vec<_> = said.lines().skip(1).collect();
+    let nowhere = "it is a link that leads nowhere: No such file or directory (os error 2)";
+    let told = [
+        "  a\\nb.txt is left out: its name has control characters".to_owned(),
+        format!("  tokenizer.json is left out: {nowhere}"),
+    ];
+    assert_eq!(lines, told);
+    let loaded = place.said(&["load", "--json", "--as", "n", &place.text("Llama")]);
+    let loaded: Value = serde_json::from_str(&loaded).unwrap();
+    assert_eq!(loaded["left_out"][1], json!({ "file": "tokenizer.json", "why": nowhere }));
+    assert_eq!(fs::read_dir(place.model("Llama")).unwrap().count(), 2);
+    assert!(place.read("Llama/w.safetensors") == good());
+}
+
+#[test]
 fn what_a_running_device_cannot_load_leaves_nothing() {
     let place = Place::new();
     let made = place.mount(&[&place.write("w.safetensors", &good())]);

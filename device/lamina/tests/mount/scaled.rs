@@ -3,12 +3,14 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use lamina_reference::{Format, Scales, expanded};
 use memmap2::Mmap;
 use serde_json::{Value, json};
 
 use crate::common::{Place, Tensor, floats, header, noise, safetensors, tensor};
+use crate::served::Served;
 
 /// Experts, rows and groups of 32 of each row.
 const EXPERTS: usize = 4;
@@ -107,6 +109,54 @@ fn a_model_of_gpt_oss_kind_is_read_at_bf16_by_who_knows_nothing_of_blocks() {
     // A window's view depends on its own block.
     let refused = place.refused(&["view", "add", "--api", api, "gpt-oss/mlp.experts.up_blocks", "bf16"]);
     assert!(refused.contains("only with the scale of its block"), "{refused}");
+}
+
+#[test]
+fn mxfp6_is_the_same_mounted_served_and_analysed() {
+    let place = Place::new();
+    let elements = noise(1, 24 * 300);
+    let scales: Vec<u8> = noise(2, 300).iter().map(|byte| 118 + byte % 7).collect();
+    let full = safetensors(&[
+        ("l.weight", "F6_E2M3", vec![100, 96], elements.clone()),
+        ("l.weight_scale", "F8_E8M0", vec![100, 3], scales.clone()),
+        ("p.weight", "U8", vec![1, 24], noise(3, 24)),
+        ("p.weight_scale", "U8", vec![1, 1], vec![127]),
+    ]);
+    let path = place.write("six.safetensors", &full);
+    let bit = |at: usize| elements[at / 8] >> (at % 8) & 1;
+    let spread: Vec<u8> = (0..9600).map(|at| (0..6).map(|k| bit(at * 6 + k) << k).sum()).collect();
+    let want = expanded(Format::Fp6E2m3, &spread, 9600, 32, Scales::Powers(&scales));
+    let holds = |models: &Path| {
+        assert!(fs::read(models.join("six/six.safetensors")).unwrap() == full);
+        let shown = fs::read(models.join("six@bf16.safetensors")).unwrap();
+        assert!(tensor(&shown, "l.weight") == want);
+        assert_eq!(header(&shown).0["l.weight"]["dtype"], "BF16");
+        assert!(header(&shown).0.get("l.weight_scale").is_none());
+    };
+    place.mount(&[&path]);
+    holds(&place.path("m/models"));
+    let served = Served::new(&place, &["--model", &path, "--views", "e2m1"]);
+    holds(&place.path("served/models"));
+    let socket = place.text("sockets/api.sock");
+    let said = place.said(&["tensors", "--json", "--api", &socket]);
+    let listed: Value = serde_json::from_str(&said).unwrap();
+    let listed = listed.as_array().unwrap().iter().find(|tensor| tensor["name"] == "l.weight").unwrap();
+    assert_eq!((&listed["format"], &listed["length"]), (&json!("fp6_e2m3"), &json!(9600)));
+    let mut base = vec![0; 9600];
+    let file = File::open(place.path("served/base")).unwrap();
+    file.read_exact_at(&mut base, listed["dpa"].as_u64().unwrap()).unwrap();
+    assert!(base == spread);
+    drop(served);
+
+    let said = place.said(&["analyze", "--json", "--codec", "tree", &path]);
+    let report: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(report["tensors"][0]["format"], "fp6_e2m3");
+    assert_eq!(
+        (&report["scaled"][0]["scheme"], &report["scaled"][0]["bits"]),
+        (&json!("mxfp6"), &json!(6.25))
+    );
+    let remark = report["remarks"][0].as_str().unwrap();
+    assert!(remark.ends_with("U8 does not say whether F6_E2M3 or F6_E3M2: kept as U8"), "{remark}");
 }
 
 #[test]

@@ -60,6 +60,41 @@ fn comes_and_goes(place: &Place, pool: &str) {
 }
 
 #[test]
+fn what_is_refused_is_said_once_and_leaves_nothing() {
+    let place = Place::new();
+    let [pool, missing] = ["pool", "missing"].map(|name| place.text(name));
+    let none = "No such file or directory (os error 2)";
+    assert_eq!(refused(&["ls", &missing]), format!("lamina: {missing}: {none}\n"));
+    let large = refused(&["create", &pool, "--size", "99999T"]);
+    assert!(large.contains("cannot have 109950063265972224 bytes: it has at most 35184372088832"), "{large}");
+    let plain = refused(&["create", &pool, "--size", "1M", "--kv", "1024,128"]);
+    assert!(
+        plain.contains("pool is in no mount") && plain.contains("leave --format and --kv out"),
+        "{plain}"
+    );
+    assert!(!Path::new(&pool).exists(), "it is not left behind");
+    // What was there stays, whatever it is.
+    fs::write(&pool, []).unwrap();
+    assert!(refused(&["create", &pool, "--kv", "1024,128"]).contains("no mount"));
+    assert!(Path::new(&pool).exists());
+    done(&["create", &pool, "--size", "1M"]);
+    let from = place.text("from");
+    fs::write(&from, b"bytes").unwrap();
+    assert_eq!(
+        refused(&["put", &pool, "", &from]),
+        "lamina: a name has no bytes: it must have at least one\n"
+    );
+    assert!(
+        refused(&["put", &pool, &"x".repeat(1025), &from]).contains("a name has 1025 bytes, more than 1024")
+    );
+    let odd = "a\nb\u{1b}[31m\"\\ü\u{202e}";
+    done(&["put", &pool, odd, &from]);
+    let listed = String::from_utf8(done(&["ls", &pool])).unwrap();
+    assert_eq!(listed.trim_start(), "5  a\\nb\\u{1b}[31m\"\\\\ü\\u{202e}\n");
+    assert_eq!(told(&["ls", &pool, "--json"])[0]["name"], odd);
+}
+
+#[test]
 fn objects_are_kept_in_a_file_and_damage_is_found() {
     within(120, || {
         let place = Place::new();
@@ -122,7 +157,7 @@ fn a_pool_in_files_says_what_it_holds() {
         // What is there already is not run over.
         let base = refused(&["create", &place.text("mount/base"), "--force", "--kv", "64"]);
         assert!(base.contains("overlap"), "{base}");
-        assert!(refused(&["create", &place.text("plain"), "--kv", "64"]).contains("no device is mounted on"));
+        assert!(refused(&["create", &place.text("plain"), "--kv", "64"]).contains("plain is in no mount"));
         assert!(refused(&["create", &place.text("mount/files/odd"), "--kv", "0"]).contains("--kv"));
         comes_and_goes(&place, &file);
     });

@@ -49,7 +49,7 @@ fn a_trace_of_a_mount_moves_the_bytes_that_were_counted() {
     within(120, || {
         let rig = Rig::new("auto");
         let views = ["e8m3", "e8m0", "fp8_e4m3fn"].map(|spelling| rig.view(spelling));
-        let fields = ["stored_bytes_fetched", "plain_bytes_fetched"];
+        let fields = ["stored_bytes_fetched", "plain_bytes_fetched", "gcomp_bytes_fetched"];
         let before = fields.map(|field| counted(&rig, field));
         let trace = rig.place.text("work.trace");
         let recorded = record(&rig, &trace, &[]);
@@ -69,6 +69,25 @@ fn a_trace_of_a_mount_moves_the_bytes_that_were_counted() {
         assert!(after[0] > before[0] && after[1] > before[1]);
         assert_eq!(read("trace"), after[0] - before[0]);
         assert_eq!(read("plain"), after[1] - before[1]);
+        // The tensors' codec is the tree's, so a generic device has LZ4, and nobody measured ZSTD.
+        assert_eq!(read("gcomp-lz4"), after[2] - before[2]);
+        let output = lamina(&["compare", &trace]).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let line =
+            |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{text}"));
+        assert!(line("gcomp-lz4: ").ends_with(" blocks measured, 0 assumed"), "{text}");
+        let zstd = line("gcomp-zstd: ");
+        assert!(zstd.contains("assumed: a ratio of 1.259 (bf16 weights"), "{text}");
+        // The tensor is noise.
+        assert!(zstd.contains("sizes of 0 blocks measured") && zstd.contains("taken as they are"), "{text}");
+        for histogram in [" blocks by cycles ", " requests by ns "] {
+            assert!(line(histogram).contains("gcomp-zstd"), "{text}");
+        }
+        // Lines of words are all of one time.
+        assert!(
+            text.lines().any(|line| line.trim_start().starts_with("71 ") && line.contains("██████████")),
+            "{text}"
+        );
         let shown = json(&["trace", "show", &trace, "--json"]);
         assert_eq!(shown["reads"], said["requests"]);
         let names: Vec<_> =

@@ -81,11 +81,11 @@ const OPT: [Opt; 6] = [
 
 /// Experts and heads are sampled by chunks that fill their rows once: what is saved does not change
 /// beyond.
-const MOST_SAMPLED: u64 = 1 << 16;
+const MAX_SAMPLED: u64 = 1 << 16;
 const SAMPLE: u64 = 1 << 18;
 
 fn fetched(profile: &Profile, base: u32, chunk: u64, mix: &Mix) -> Result<Fetched, ModelError> {
-    fetch(profile, &Work::sample(base, mix, chunk.min(MOST_SAMPLED), SAMPLE)?)
+    fetch(profile, &Work::sample(base, mix, chunk.min(MAX_SAMPLED), SAMPLE)?)
 }
 
 /// All of them.

@@ -16,7 +16,8 @@
 //! * Blocks of which the trace says nothing have [`Assumed`] ratios, and are counted.
 //!
 //! What was recorded of a device says besides whether it fetched a block or had its words at hand,
-//! and where the bundle lies. Then `trace` and `gcomp` do the same, and no buffer is modelled.
+//! and where the bundle lies. Then `trace` and `gcomp` do the same, and no buffer is modelled. If it
+//! measured what blocks take as words, `gcomp` moves that.
 
 mod layout;
 mod run;
@@ -33,7 +34,7 @@ use crate::dram::{Counts, Energy, Profile};
 use crate::link::{Link, Traffic};
 use crate::number::within;
 use crate::trace::text::LineAccess;
-use crate::trace::{BLOCK_BYTES, Block, Blocks, Header, Item, Reader, Request, View};
+use crate::trace::{BLOCK_BYTES, Block, Blocks, Header, Item, Reader, Request, View, WordBytes};
 use crate::{ModelError, Summary};
 
 /// By what `gcomp` codes words.
@@ -138,7 +139,8 @@ impl Assumed {
         for bytes in coded {
             *bytes = bytes.saturating_sub(each);
         }
-        Block { planes: planes.into(), lz4: bytes(self.lz4), zstd: bytes(self.zstd), ..Block::default() }
+        let words = WordBytes { lz4: Some(bytes(self.lz4)), zstd: Some(bytes(self.zstd)) };
+        Block { planes: planes.into(), words, ..Block::default() }
     }
 }
 
@@ -268,7 +270,12 @@ pub struct Outcome {
     pub buffered: u64,
     /// Blocks of zeros.
     pub zeros: u64,
-    /// Blocks of which the trace does not say how many bytes the design stores.
+    /// Blocks moved of which the trace says how many bytes the design stores.
+    pub measured: u64,
+    /// Those of which it says only that no codec made their planes smaller, and that are taken to
+    /// be stored as they are.
+    pub whole: u64,
+    /// Those of which it says nothing.
     pub assumed: u64,
     /// Cycles from load to use of each block, DRAM idle, by the paper's stages.
     pub service_cycles: Summary,
@@ -367,6 +374,7 @@ fn each<R: Read>(
         match item {
             Item::View(view) => views.push(view),
             Item::Block(number, block) => blocks.insert(number, block),
+            Item::Words(number, words) => blocks.set_words(number, words),
             Item::Request(request) => waiting.push(request),
             Item::Lost(requests) => lost += requests,
         }

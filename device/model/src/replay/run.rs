@@ -74,6 +74,8 @@ struct Sums {
     fills: u64,
     buffered: u64,
     zeros: u64,
+    measured: u64,
+    whole: u64,
     assumed: u64,
     last_ns: u64,
 }
@@ -154,9 +156,18 @@ impl Run {
                 let assumed = Rc::clone(&self.assumed);
                 let asked =
                     Asked { whole: part == BLOCK_BYTES, write: request.write, served: request.served };
-                self.block(block, stored.unwrap_or(&assumed), view, asked);
-                let is_used = request.served.is_none_or(|served| self.moves(served));
-                self.sums.assumed += u64::from(is_used && !self.is_known(stored));
+                let is_measured = stored.is_some_and(|stored| self.is_measured(stored));
+                let bypassed = |stored: &&Block| stored.kind == BlockKind::Bypassed;
+                let known = stored.filter(|stored| is_measured || bypassed(stored));
+                self.block(block, known.unwrap_or(&assumed), view, asked);
+                if request.served.is_none_or(|served| self.moves(served)) {
+                    let sums = &mut self.sums;
+                    *match known {
+                        Some(_) if is_measured => &mut sums.measured,
+                        Some(_) => &mut sums.whole,
+                        None => &mut sums.assumed,
+                    } += 1;
+                }
                 at += part;
             }
         }
@@ -207,13 +218,21 @@ impl Run {
     }
 
     /// Whether the trace says how many bytes the design stores for a block.
-    fn is_known(&self, stored: Option<&Block>) -> bool {
-        let coded = |block: &Block| match (self.subject.design, self.subject.codec) {
-            (Design::Gcomp, Some(WordCodec::Lz4)) => block.lz4 > 0,
-            (Design::Gcomp, _) => block.zstd > 0,
-            _ => block.has_layout() || block.lz4 > 0,
+    fn is_measured(&self, stored: &Block) -> bool {
+        let has_size = match self.subject.design {
+            Design::Gcomp => self.as_words(stored).is_some(),
+            _ => stored.has_layout(),
         };
-        stored.is_some_and(|block| block.kind != BlockKind::Coded || coded(block))
+        has_size || stored.kind == BlockKind::Zeros
+    }
+
+    /// Bytes that a block takes as words by the design's codec, if anybody knows.
+    fn as_words(&self, block: &Block) -> Option<u64> {
+        let bytes = match self.subject.codec {
+            Some(WordCodec::Zstd) => block.words.zstd,
+            _ => block.words.lz4,
+        };
+        bytes.map(|bytes| u64::from(bytes).min(BLOCK_BYTES))
     }
 
     fn block(&mut self, number: u64, block: &Block, view: &View, asked: Asked) {
@@ -227,8 +246,7 @@ impl Run {
             None => self.buffer.iter().position(|(held, planes)| *held == number && wanted & !planes == 0),
             Some(_) => None,
         };
-        let moves = served
-            .is_none_or(|served| if design == Design::Trace { served.fetched } else { served.by_itself });
+        let moves = served.is_none_or(|served| self.moves(served));
         if !moves && served.is_some_and(|served| !served.asked) {
             return;
         }
@@ -244,7 +262,8 @@ impl Run {
             return;
         }
         // A device that was recorded says itself what it read to store a part.
-        let reads_first = !whole && held.is_none() && !(design == Design::Trace && served.is_some());
+        let is_told = |served: Served| design == Design::Trace || served.reads_told;
+        let reads_first = !whole && held.is_none() && !served.is_some_and(is_told);
         let hit = self.cache.touch(number);
         *(if hit { &mut self.sums.hits } else { &mut self.sums.misses }) += 1;
         if !hit {
@@ -255,8 +274,14 @@ impl Run {
             let fetched = self.move_block(number, block, wanted, false);
             self.sums.read += fetched;
             self.sums.fills += u64::from(fetched > 0);
-            self.sums.zeros += u64::from(block.kind == BlockKind::Zeros);
-            let stored = match (block.kind, fetched) {
+            // What is measured of words says more than the kind, which is of this device's bundle.
+            let kind = if design == Design::Gcomp && self.as_words(block).is_some() {
+                if fetched == 0 { BlockKind::Zeros } else { BlockKind::Coded }
+            } else {
+                block.kind
+            };
+            self.sums.zeros += u64::from(kind == BlockKind::Zeros);
+            let stored = match (kind, fetched) {
                 (BlockKind::Zeros, _) | (_, 0) => Stored::Nothing,
                 (_, fetched) if fetched >= BLOCK_BYTES => Stored::Bypass,
                 (BlockKind::Bypassed, _) => Stored::Bypass,
@@ -285,7 +310,8 @@ impl Run {
 
     /// Moves what is stored of a block for these planes, and gives the bytes of it.
     fn move_block(&mut self, number: u64, block: &Block, wanted: u64, write: bool) -> u64 {
-        if block.kind == BlockKind::Zeros {
+        let measured = self.as_words(block).filter(|_| self.subject.design == Design::Gcomp);
+        if block.kind == BlockKind::Zeros && measured.is_none() {
             return 0;
         }
         let mut moved = 0;
@@ -304,16 +330,8 @@ impl Run {
             }
             return moved;
         }
-        let of = |block: &Block| match self.subject.codec {
-            Some(WordCodec::Zstd) => block.zstd,
-            _ => block.lz4,
-        };
-        let bytes = match (of(block), block.kind) {
-            (0, BlockKind::Coded) => of(&self.assumed).into(),
-            (0, _) => BLOCK_BYTES,
-            (coded, _) => u64::from(coded).min(BLOCK_BYTES),
-        };
-        let count = bytes.div_ceil(64);
+        // Of a bypassed block without a layout, all of it.
+        let count = measured.unwrap_or(BLOCK_BYTES).div_ceil(64);
         let first = self.segment(number, count, None);
         self.bursts(first..first + count, Way::ByRow, write)
     }
@@ -469,6 +487,8 @@ impl Run {
             fills: sums.fills,
             buffered: sums.buffered,
             zeros: sums.zeros,
+            measured: sums.measured,
+            whole: sums.whole,
             assumed: sums.assumed,
             load_ns: service.mean.map(load),
             load_p99_ns: service.mean.map(|_| load(float(service.p99))),

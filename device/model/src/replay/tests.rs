@@ -1,14 +1,15 @@
 //! The same work under each design, by hand and by what must hold of any.
 
 use super::*;
-use crate::trace::{BlockKind, Request, Seen, Writer};
+use crate::trace::{BlockKind, Request, Seen, Served, Writer};
 
 const DEVICE: u64 = 1 << 30;
 
 fn block(plane: u16, exponent: u16) -> Block {
     let mut planes = vec![plane; 16];
     planes[1..9].fill(exponent);
-    Block { planes: planes.into(), lz4: 4096, zstd: 3200, ..Block::default() }
+    let words = WordBytes { lz4: Some(4096), zstd: Some(3200) };
+    Block { planes: planes.into(), words, ..Block::default() }
 }
 
 fn views() -> Vec<View> {
@@ -192,10 +193,54 @@ fn assumed_blocks_have_the_assumed_ratios() {
     let block = Assumed::default().block();
     let bytes: u64 = block.planes.iter().map(|plane| u64::from(*plane)).sum();
     assert!((4096.0 / crate::number::float(bytes) - 1.34).abs() < 0.01, "{bytes}");
-    assert_eq!((block.lz4, block.zstd), (4096, 3254));
+    assert_eq!(block.words, WordBytes { lz4: Some(4096), zstd: Some(3254) });
     for bits in [4, 8, 32] {
         Assumed { bits, trace: 1.0, ..Assumed::default() }.block();
     }
+}
+
+/// What is measured of words counts, whatever this device's bundle is: by hand, of six blocks.
+#[test]
+fn words_that_were_measured_are_moved_by_gcomp_alone() {
+    let by_lz4 = |lz4| WordBytes { lz4, zstd: None };
+    let zeros = Block { kind: BlockKind::Zeros, ..Block::default() };
+    let mut blocks = [(0, block(256, 100)), (1, zeros.clone()), (2, zeros.clone()), (3, block(256, 256))];
+    // The difference to a base may be zeros where the words are not, and the other way round.
+    blocks[1].1.words = by_lz4(Some(100));
+    blocks[3].1.words = by_lz4(Some(0));
+    let mut writer = Writer::new(Vec::new(), Header { seen: Seen::Requests, device_bytes: DEVICE }).unwrap();
+    writer.view(&View::full(16)).unwrap();
+    assert!(blocks.iter().all(|(number, block)| writer.block(*number, block).is_ok()));
+    // Of block 4 only its words are known. Block 0's are said anew.
+    writer.words(4, by_lz4(Some(2000))).unwrap();
+    writer.words(0, by_lz4(Some(64))).unwrap();
+    let served = |number: u64, length, write, asked| Request {
+        time_ns: number,
+        address: number * 4096,
+        length,
+        view: 0,
+        guest: 0,
+        write,
+        served: Some(Served { asked, fetched: asked, by_itself: true, reads_told: true }),
+    };
+    assert!((0..6).all(|number| writer.request(&served(number, 4096, false, true)).is_ok()));
+    // A part of block 0 is stored, which is read first and larger then.
+    writer.request(&served(0, 4096, false, false)).unwrap();
+    writer.words(0, by_lz4(Some(130))).unwrap();
+    writer.request(&served(0, 64, true, true)).unwrap();
+    let outcomes = replayed(&writer.finish().unwrap(), &usual());
+    let gcomp = &outcomes[1];
+    // Block 5 has the assumed ratio, 1.
+    assert_eq!(gcomp.read_bytes, 64 + 128 + 2048 + 4096 + 64);
+    assert_eq!((gcomp.written_bytes, gcomp.zeros), (192, 2));
+    assert_eq!((gcomp.measured, gcomp.assumed, gcomp.requests), (7, 1, 7));
+    // Bundles are what they were. Of blocks 4 and 5 nobody said one.
+    let own = &outcomes[3];
+    assert_eq!((own.measured, own.assumed, own.zeros), (5, 2, 2));
+    // By ZSTD nothing is known but that blocks 1 and 2 are zeros.
+    let by_zstd = &outcomes[2];
+    assert_eq!((by_zstd.measured, by_zstd.whole, by_zstd.assumed), (2, 0, 6));
+    assert_eq!((own.written_bytes, own.requests), (2880, 7));
 }
 
 #[test]

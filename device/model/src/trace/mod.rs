@@ -5,7 +5,7 @@
 //! | header | |
 //! |---|---|
 //! | 0 | `LAMTRACE` |
-//! | 8 | version, 16 bits: 2; 1 is read, too |
+//! | 8 | version, 16 bits: 3; 1 and 2 are read, too |
 //! | 10 | what an address is, 8 bits: 0 requests that reached a device, 1 lines that a processor asked for |
 //! | 11 | zeros, 5 bytes |
 //! | 16 | bytes of the device, 64 bits |
@@ -18,13 +18,15 @@
 //! | tag | record |
 //! |---|---|
 //! | `V` | a view: length of its name and the name, bits of an element, bits that the link carries of it, mask of its planes (the most significant plane is bit 0) |
-//! | `B` | a block: number less that of the one before, kind (0 coded, 1 zeros, 2 bypassed), one more than the first line of its segment or 0 if nobody knows that, bytes of the head, bytes of the stream and planes in it, number of planes, stored bytes of each plane, bytes as words by lz4 and by zstd or 0 if nobody knows them |
-//! | `R` | a request: 16 times its view and bits (0 a write, 1 asked for, 2 fetched, 3 fetched by itself; none of the last three if nobody knows), guest, nanoseconds since the one before, address less the end of the one before (zigzag), bytes |
+//! | `B` | a block: number less that of the one before, kind (0 coded, 1 zeros, 2 bypassed), one more than the first line of its segment or 0 if nobody knows that, bytes of the head, bytes of the stream and planes in it, number of planes, stored bytes of each plane, one more than its bytes as words by lz4 and by zstd or 0 if nobody knows them |
+//! | `W` | a block's bytes as words, all else of it as it was said: number and bytes as in `B` |
+//! | `R` | a request: 32 times its view and bits (0 a write, 1 asked for, 2 fetched, 3 fetched by itself, 4 reads are told; none of 1 to 3 if nobody knows), guest, nanoseconds since the one before, address less the end of the one before (zigzag), bytes |
 //! | `L` | requests that were lost here: how many |
-//! | `E` | none. Two varints say how many requests and blocks came before. The last chunk |
+//! | `E` | none. Two varints say how many requests and how many records of blocks (`B` and `W`) came before. The last chunk |
 //!
-//! In version 1 a block has no segment, head and stream, and a request has twice its view and one
-//! bit.
+//! In version 2 there is no `W`, bytes as words are themselves (of 0 nobody knows), and a request
+//! has 16 times its view and no bit 4. In version 1 a block has no segment, head and stream, and a
+//! request has twice its view and one bit.
 //!
 //! All fields of records are varints. Differences begin at 0 in each chunk, so a chunk can be read
 //! alone; a chunk of requests begins with the time that its first follows, as a varint.
@@ -48,7 +50,7 @@ pub use self::read::{Item, Reader};
 pub use self::write::Writer;
 
 /// The version that is written.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Bytes of a block.
 pub const BLOCK_BYTES: u64 = 4096;
 /// Bytes that one request may ask for.
@@ -123,10 +125,17 @@ pub struct Block {
     /// Stored bytes of each plane, most significant first; 0 of those in the stream. Blocks with
     /// the same may share them.
     pub planes: Arc<[u16]>,
-    /// Bytes that it takes as words by lz4; 0 if nobody knows.
-    pub lz4: u16,
-    /// The same by zstd.
-    pub zstd: u16,
+    /// What it takes as words.
+    pub words: WordBytes,
+}
+
+/// Bytes that a block takes as words, compressed whole; none if nobody knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WordBytes {
+    /// By lz4.
+    pub lz4: Option<u16>,
+    /// By zstd.
+    pub zstd: Option<u16>,
 }
 
 impl Block {
@@ -177,6 +186,7 @@ pub struct Request {
 /// How a device that was recorded served a request. A replay does the same; where nobody knows, its
 /// own buffer decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[expect(clippy::struct_excessive_bools, reason = "bits of a record, each told by itself")]
 pub struct Served {
     /// Whether somebody asked for these bytes. Others are moved because of some of their KV window,
     /// or because a part of their block is stored.
@@ -185,6 +195,8 @@ pub struct Served {
     pub fetched: bool,
     /// The same of a device that codes each block by itself.
     pub by_itself: bool,
+    /// Whether what such a device reads to store a part of a block is told as a request before it.
+    pub reads_told: bool,
 }
 
 /// Blocks of a page of [`Blocks`]: few, because a trace may say blocks far from each other.
@@ -211,8 +223,17 @@ impl Blocks {
 
     /// Says anew how a block is stored.
     pub fn insert(&mut self, number: u64, block: Block) {
+        *self.slot(number) = Some(block);
+    }
+
+    /// Says anew what a block takes as words. All else that was said of it stays.
+    pub fn set_words(&mut self, number: u64, words: WordBytes) {
+        self.slot(number).get_or_insert_default().words = words;
+    }
+
+    fn slot(&mut self, number: u64) -> &mut Option<Block> {
         let (page, at) = place(number);
-        self.0.entry(page).or_insert_with(|| Box::new([const { None }; PAGE]))[at] = Some(block);
+        &mut self.0.entry(page).or_insert_with(|| Box::new([const { None }; PAGE]))[at]
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{
     BLOCK_BYTES, Block, BlockKind, CHUNK_HEADER, HEADER, Header, MAGIC, MAX_DEVICE, MAX_PAYLOAD, MAX_PLANES,
-    MAX_REQUEST, MAX_VIEWS, Request, Seen, Served, VERSION, View, unzigzag,
+    MAX_REQUEST, MAX_VIEWS, Request, Seen, Served, VERSION, View, WordBytes, unzigzag,
 };
 use crate::ModelError;
 
@@ -16,6 +16,8 @@ pub enum Item {
     View(View),
     /// How a block is stored from now on.
     Block(u64, Block),
+    /// What a block takes as words from now on.
+    Words(u64, WordBytes),
     /// A request.
     Request(Request),
     /// So many requests were lost here.
@@ -143,6 +145,10 @@ impl<R: Read> Reader<R> {
         let item = match self.tag {
             b'V' => self.view()?,
             b'B' => self.read_block()?,
+            b'W' => {
+                let number = self.block_number()?;
+                Item::Words(number, self.word_bytes()?)
+            }
             b'L' => Item::Lost(self.number()?),
             _ => self.request()?,
         };
@@ -164,7 +170,8 @@ impl<R: Read> Reader<R> {
         fill(&mut self.from, &mut header, &format!("chunk {} or the last one", self.chunk), &whole)?;
         let (records, length) = (u32_at(&header, 4), u32_at(&header, 8));
         let bytes = usize::try_from(length).unwrap_or(usize::MAX);
-        if !b"VBRLE".contains(&header[0]) || bytes > MAX_PAYLOAD {
+        let tags = if self.version > 2 { "VBWRLE" } else { "VBRLE" };
+        if !tags.as_bytes().contains(&header[0]) || bytes > MAX_PAYLOAD {
             return Err(self.wrong(&format!("is of kind {} with {length} bytes", header[0])));
         }
         self.payload.resize(bytes, 0);
@@ -240,7 +247,8 @@ impl<R: Read> Reader<R> {
         Ok(Item::View(View { name, bits, link_bits, planes }))
     }
 
-    fn read_block(&mut self) -> Result<Item, ModelError> {
+    /// The block that a record is of, which is counted.
+    fn block_number(&mut self) -> Result<u64, ModelError> {
         let last = self.header.device_bytes / BLOCK_BYTES - 1;
         let number = self.block.saturating_add(self.number()?);
         if number > last {
@@ -248,6 +256,27 @@ impl<R: Read> Reader<R> {
             return Err(ModelError::field(&format!("block in chunk {}", self.chunk), &number, &must));
         }
         self.block = number;
+        self.blocks += 1;
+        Ok(number)
+    }
+
+    fn stored(&mut self, field: &str) -> Result<u16, ModelError> {
+        Ok(u16::try_from(self.small(field, MAX_STORED)?).unwrap_or(0))
+    }
+
+    fn word_bytes(&mut self) -> Result<WordBytes, ModelError> {
+        let by = |reader: &mut Self, field| {
+            if reader.version > 2 {
+                let more = reader.small(field, MAX_STORED + 1)?;
+                return Ok(more.checked_sub(1).and_then(|bytes| u16::try_from(bytes).ok()));
+            }
+            reader.stored(field).map(|bytes| Some(bytes).filter(|bytes| *bytes > 0))
+        };
+        Ok(WordBytes { lz4: by(self, "bytes by lz4")?, zstd: by(self, "bytes by zstd")? })
+    }
+
+    fn read_block(&mut self) -> Result<Item, ModelError> {
+        let number = self.block_number()?;
         let kind = match self.number()? {
             0 => BlockKind::Coded,
             1 => BlockKind::Zeros,
@@ -256,20 +285,17 @@ impl<R: Read> Reader<R> {
                 return Err(ModelError::field(&format!("kind of block {number}"), &other, "0, 1 or 2"));
             }
         };
-        let stored = |reader: &mut Self, field| {
-            reader.small(field, MAX_STORED).map(|bytes| u16::try_from(bytes).unwrap_or(0))
-        };
         let mut block = Block { kind, ..Block::default() };
         if self.version > 1 {
             block.segment = self.within("segment of a block", MAX_DEVICE / 64)?.checked_sub(1);
-            block.head = stored(self, "bytes of a head")?;
-            block.stream = stored(self, "bytes of a stream")?;
+            block.head = self.stored("bytes of a head")?;
+            block.stream = self.stored("bytes of a stream")?;
             block.joint = u8::try_from(self.small("planes in a stream", MAX_PLANES)?).unwrap_or(0);
         }
         let count = self.within("planes of a block", MAX_PLANES.into())?;
         self.lengths.clear();
         for _ in 0..count {
-            let length = stored(self, "bytes of a plane")?;
+            let length = self.stored("bytes of a plane")?;
             self.lengths.push(length);
         }
         // Of blocks with a stream, most have the same planes beside it: one copy of these stays in
@@ -278,7 +304,7 @@ impl<R: Read> Reader<R> {
             self.planes = self.lengths.as_slice().into();
         }
         block.planes = Arc::clone(&self.planes);
-        (block.lz4, block.zstd) = (stored(self, "bytes by lz4")?, stored(self, "bytes by zstd")?);
+        block.words = self.word_bytes()?;
         if usize::from(block.joint) > block.planes.len().saturating_sub(1) {
             let must = format!("fewer than the planes, {count}");
             return Err(ModelError::field(&format!("joint planes of block {number}"), &block.joint, &must));
@@ -290,7 +316,6 @@ impl<R: Read> Reader<R> {
                 "less",
             ));
         }
-        self.blocks += 1;
         Ok(Item::Block(number, block))
     }
 
@@ -300,7 +325,11 @@ impl<R: Read> Reader<R> {
             self.time = self.number()?;
         }
         let word = self.number()?;
-        let bits = if self.version > 1 { 4 } else { 1 };
+        let bits = match self.version {
+            1 => 1,
+            2 => 4,
+            _ => 5,
+        };
         let view = u32::try_from(word >> bits).unwrap_or(u32::MAX);
         if view as usize >= self.bits.len() {
             let must = format!("one of the {} views named before", self.bits.len());
@@ -332,7 +361,8 @@ impl<R: Read> Reader<R> {
         (self.time, self.end) = (time_ns, address + length);
         self.requests += 1;
         let is = |bit: u32| word >> bit & 1 == 1;
-        let served = Served { asked: is(1), fetched: is(2), by_itself: is(3) };
+        let reads_told = bits > 4 && is(4);
+        let served = Served { asked: is(1), fetched: is(2), by_itself: is(3), reads_told };
         let served = Some(served).filter(|_| bits > 1 && word & 0b1110 != 0);
         Ok(Item::Request(Request { time_ns, address, length, view, guest, write: is(0), served }))
     }

@@ -7,8 +7,9 @@ use crate::ModelError;
 const HEAD: Header = Header { seen: Seen::Requests, device_bytes: 1 << 30 };
 
 fn served(bits: u64) -> Option<Served> {
-    let served = Served { asked: bits & 1 > 0, fetched: bits & 2 > 0, by_itself: bits & 4 > 0 };
-    Some(served).filter(|_| bits > 0)
+    let is = |bit: u64| bits >> bit & 1 == 1;
+    let served = Served { asked: is(0), fetched: is(1), by_itself: is(2), reads_told: is(3) };
+    Some(served).filter(|_| bits & 7 > 0)
 }
 
 fn items() -> Vec<Item> {
@@ -19,7 +20,8 @@ fn items() -> Vec<Item> {
     for number in 0..3000_u64 {
         let kind =
             [BlockKind::Coded, BlockKind::Zeros, BlockKind::Bypassed][usize::try_from(number % 3).unwrap()];
-        let block = Block { kind, lz4: 4096, zstd: 3000, ..Block::default() };
+        let words = WordBytes { lz4: Some(4096).filter(|_| number % 2 == 0), zstd: Some(0) };
+        let block = Block { kind, words, ..Block::default() };
         let block = match kind {
             BlockKind::Zeros => block,
             _ => Block {
@@ -35,6 +37,10 @@ fn items() -> Vec<Item> {
         if number % 1000 == 999 {
             items.push(Item::Lost(number));
         }
+        if number % 4 == 3 {
+            let bytes = u16::try_from(number % 4161).unwrap();
+            items.push(Item::Words(number * 3 % 4096, WordBytes { lz4: None, zstd: Some(bytes) }));
+        }
         items.push(Item::Request(Request {
             time_ns: number * 1000,
             address: number * 7919 * 64 % (1 << 29),
@@ -42,7 +48,7 @@ fn items() -> Vec<Item> {
             view: u32::try_from(number % 2).unwrap(),
             guest: 3,
             write: number % 7 == 0,
-            served: served(number % 8),
+            served: served(number % 16),
         }));
     }
     for number in 0..20_000 {
@@ -65,6 +71,7 @@ fn written(items: &[Item]) -> Vec<u8> {
         match item {
             Item::View(view) => writer.view(view).unwrap(),
             Item::Block(number, block) => writer.block(*number, block).unwrap(),
+            Item::Words(number, words) => writer.words(*number, *words).unwrap(),
             Item::Request(request) => writer.request(request).unwrap(),
             Item::Lost(requests) => writer.lost(*requests).unwrap(),
         }
@@ -105,40 +112,52 @@ fn a_trace_that_is_cut_anywhere_is_refused() {
     let end = bytes.len() - CHUNK_HEADER - 2;
     let why = read(&bytes[..end]).unwrap_err().to_string();
     assert!(
-        why.contains("cut short") && why.contains("99 requests and 99 blocks before it are whole"),
+        why.contains("cut short") && why.contains("88 requests and 110 blocks before it are whole"),
         "{why}"
     );
 }
 
-/// By hand, as version 1 laid them out.
+/// By hand, as versions 1 and 2 laid them out.
 #[test]
-fn a_trace_of_version_1_is_read() {
-    let mut bytes = Vec::new();
-    let mut header = *b"LAMTRACE\x01\0\0\0\0\0\0\0\0\0\x10\0\0\0\0\0";
-    header[16..24].copy_from_slice(&(1_u64 << 20).to_le_bytes());
-    bytes.extend(header);
-    bytes.extend(crc32c::crc32c(&header).to_le_bytes());
-    bytes.extend([0; 4]);
-    let mut chunk = |tag: u8, records: u32, payload: &[u8]| {
-        let mut header = vec![tag, 0, 0, 0];
-        header.extend(records.to_le_bytes());
-        header.extend(u32::try_from(payload.len()).unwrap().to_le_bytes());
-        let check = crc32c::crc32c_append(crc32c::crc32c(&header), payload);
-        header.extend(check.to_le_bytes());
+fn traces_of_versions_1_and_2_are_read() {
+    let trace = |version: u8, block: &[u8], request: &[u8]| {
+        let mut bytes = Vec::new();
+        let mut header = *b"LAMTRACE\x01\0\0\0\0\0\0\0\0\0\x10\0\0\0\0\0";
+        header[8] = version;
+        header[16..24].copy_from_slice(&(1_u64 << 20).to_le_bytes());
         bytes.extend(header);
-        bytes.extend(payload);
+        bytes.extend(crc32c::crc32c(&header).to_le_bytes());
+        bytes.extend([0; 4]);
+        let mut chunk = |tag: u8, records: u32, payload: &[u8]| {
+            let mut header = vec![tag, 0, 0, 0];
+            header.extend(records.to_le_bytes());
+            header.extend(u32::try_from(payload.len()).unwrap().to_le_bytes());
+            let check = crc32c::crc32c_append(crc32c::crc32c(&header), payload);
+            header.extend(check.to_le_bytes());
+            bytes.extend(header);
+            bytes.extend(payload);
+        };
+        chunk(b'V', 1, b"\x04full\x10\x10\xff\xff\x03");
+        chunk(b'B', 1, block);
+        chunk(b'R', 1, request);
+        chunk(b'E', 0, &[1, 1]);
+        bytes
     };
-    chunk(b'V', 1, b"\x04full\x10\x10\xff\xff\x03");
-    // Block 5, coded, two planes of 7 and 9 bytes, 11 and 13 as words.
-    chunk(b'B', 1, &[5, 0, 2, 7, 9, 11, 13]);
-    // At 20 ns: view 0, a write, of guest 3, 1 ns later, address 32, 64 bytes.
-    chunk(b'R', 1, &[20, 1, 3, 1, 64, 64]);
-    chunk(b'E', 0, &[1, 1]);
-    let block = Block { planes: [7, 9].into(), lz4: 11, zstd: 13, ..Block::default() };
+    // Block 5, coded, two planes of 7 and 9 bytes, 11 as words by lz4, and by zstd nobody knows.
+    let words = WordBytes { lz4: Some(11), zstd: None };
+    let block = Block { planes: [7, 9].into(), words, ..Block::default() };
     let (time_ns, address, length, view, guest) = (21, 32, 64, 0, 3);
     let request = Request { time_ns, address, length, view, guest, write: true, served: None };
-    let wanted = [Item::View(View::full(16)), Item::Block(5, block), Item::Request(request)];
-    assert_eq!(read(&bytes).unwrap(), wanted);
+    let items =
+        |block, request| vec![Item::View(View::full(16)), Item::Block(5, block), Item::Request(request)];
+    // At 20 ns: view 0, a write, of guest 3, 1 ns later, address 32, 64 bytes.
+    let first = trace(1, &[5, 0, 2, 7, 9, 11, 0], &[20, 1, 3, 1, 64, 64]);
+    assert_eq!(read(&first).unwrap(), items(block.clone(), request));
+    // In line 41, a head of 2 bytes and a stream of 3 with no plane; asked for and fetched.
+    let block = Block { segment: Some(41), head: 2, stream: 3, ..block };
+    let served = Some(Served { asked: true, fetched: true, by_itself: false, reads_told: false });
+    let second = trace(2, &[5, 0, 42, 2, 3, 0, 2, 7, 9, 11, 0], &[20, 7, 3, 1, 64, 64]);
+    assert_eq!(read(&second).unwrap(), items(block, Request { served, ..request }));
 }
 
 #[test]
@@ -176,13 +195,16 @@ fn what_cannot_be_is_refused_by_its_field() {
     assert!(refused(&[Item::Block(0, block(vec![1; 65]))]).contains("planes of a block"));
     assert!(refused(&[Item::Block(0, block(vec![4161]))]).contains("bytes of a plane"));
     assert!(refused(&[Item::Block(0, block(vec![4096; 3]))]).contains("planes of block 0"));
+    let words = WordBytes { lz4: Some(4161), zstd: None };
+    assert!(refused(&[Item::Words(0, words)]).contains("bytes by lz4 in chunk 1 is 4162"));
+    assert!(refused(&[Item::Words(1 << 18, words)]).contains("block in chunk 1 is 262144"));
     let odd = |block| refused(&[Item::Block(0, block)]);
     assert!(odd(Block { head: 4161, ..block(vec![]) }).contains("bytes of a head"));
     assert!(odd(Block { joint: 3, ..block(vec![1; 3]) }).contains("joint planes of block 0 is 3"));
     assert!(odd(Block { stream: 4160, ..block(vec![4096]) }).contains("planes of block 0"));
     let mut other = written(&[]);
-    other[8] = 3;
-    assert!(read(&other).unwrap_err().to_string().contains("version is 3"));
+    other[8] = 4;
+    assert!(read(&other).unwrap_err().to_string().contains("version is 4"));
     assert!(read(b"0x10 READ 1, and so on for a while").unwrap_err().to_string().contains("LAMTRACE"));
     let small = Writer::new(Vec::new(), Header { device_bytes: 5, ..HEAD }).unwrap().finish().unwrap();
     assert!(read(&small).unwrap_err().to_string().contains("device bytes is 5"));
@@ -214,6 +236,12 @@ fn blocks_are_found_by_their_numbers_and_no_others() {
         let block = Block { head: u16::try_from(wanted.len()).unwrap(), ..Block::default() };
         blocks.insert(number, block.clone());
         wanted.insert(number, block);
+    }
+    // Bytes as words are said again of some, and of one of which nothing was said.
+    let words = WordBytes { lz4: Some(7), zstd: None };
+    for number in [0, 63, 77, u64::MAX] {
+        blocks.set_words(number, words);
+        wanted.entry(number).or_default().words = words;
     }
     for number in wanted.keys().flat_map(|number| [number.wrapping_sub(1), *number, number ^ 64]) {
         assert_eq!(blocks.get(number), wanted.get(&number), "{number}");

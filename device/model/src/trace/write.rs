@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use super::{
     Block, BlockKind, CHUNK_HEADER, HEADER, Header, MAGIC, MAX_PAYLOAD, Request, Seen, Served, VERSION, View,
-    zigzag,
+    WordBytes, zigzag,
 };
 
 /// Bytes at which a chunk is written.
@@ -74,13 +74,7 @@ impl<W: Write> Writer<W> {
     /// # Errors
     /// It cannot be written.
     pub fn block(&mut self, number: u64, block: &Block) -> io::Result<()> {
-        // Within a chunk blocks follow each other upwards.
-        if self.tag == b'B' && self.records > 0 && number <= self.block {
-            self.flush()?;
-        }
-        self.begin(b'B')?;
-        self.number(number - self.block);
-        self.block = number;
+        self.begin_block(b'B', number)?;
         self.number(match block.kind {
             BlockKind::Coded => 0,
             BlockKind::Zeros => 1,
@@ -94,11 +88,37 @@ impl<W: Write> Writer<W> {
         for plane in &*block.planes {
             self.number(u64::from(*plane));
         }
-        self.number(block.lz4.into());
-        self.number(block.zstd.into());
+        self.end_block(block.words);
+        Ok(())
+    }
+
+    /// Says what a block takes as words from now on.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn words(&mut self, number: u64, words: WordBytes) -> io::Result<()> {
+        self.begin_block(b'W', number)?;
+        self.end_block(words);
+        Ok(())
+    }
+
+    fn begin_block(&mut self, tag: u8, number: u64) -> io::Result<()> {
+        // Within a chunk blocks follow each other upwards.
+        if self.tag == tag && self.records > 0 && number <= self.block {
+            self.flush()?;
+        }
+        self.begin(tag)?;
+        self.number(number - self.block);
+        self.block = number;
+        Ok(())
+    }
+
+    fn end_block(&mut self, words: WordBytes) {
+        for bytes in [words.lz4, words.zstd] {
+            self.number(bytes.map_or(0, |bytes| u64::from(bytes) + 1));
+        }
         self.records += 1;
         self.blocks += 1;
-        Ok(())
     }
 
     /// Adds a request, which is not earlier than the one before.
@@ -112,10 +132,13 @@ impl<W: Write> Writer<W> {
             self.number(self.now);
         }
         let time = request.time_ns.max(self.time);
-        let served = request.served.map_or(0, |Served { asked, fetched, by_itself }| {
-            u64::from(asked) << 1 | u64::from(fetched) << 2 | u64::from(by_itself) << 3
+        let served = request.served.map_or(0, |Served { asked, fetched, by_itself, reads_told }| {
+            [asked, fetched, by_itself, reads_told]
+                .into_iter()
+                .rev()
+                .fold(0, |bits, bit| (bits | u64::from(bit)) << 1)
         });
-        self.number(u64::from(request.view) << 4 | served | u64::from(request.write));
+        self.number(u64::from(request.view) << 5 | served | u64::from(request.write));
         self.number(request.guest.into());
         self.number(time - self.time);
         self.number(zigzag(request.address.wrapping_sub(self.end).cast_signed()));

@@ -69,7 +69,7 @@ pub fn models(data: &[u8]) {
 }
 
 /// Asks a model for a precision: a line with its name, then a map of precisions, which is called
-/// `map`, as the API takes it.
+/// `map`, as the API takes it or as a file of TOML.
 pub fn precisions(data: &[u8]) {
     let (name, map) = data.split_at(data.iter().position(|byte| *byte == b'\n').unwrap_or(data.len()));
     let Ok(name) = std::str::from_utf8(name) else { return };
@@ -86,6 +86,8 @@ pub fn precisions(data: &[u8]) {
     }
     let mut loading = Loading::default();
     if let Ok(map) = serde_json::from_slice::<PrecisionMap>(map) {
+        loading.maps.insert("map".to_owned(), map);
+    } else if let Some(map) = of_toml(map) {
         loading.maps.insert("map".to_owned(), map);
     }
     let folder = tempfile::tempdir().expect("a directory");
@@ -118,6 +120,21 @@ pub fn precisions(data: &[u8]) {
             assert!(views.iter().any(is), "row {number} of {}", tensor.name);
         }
     }
+}
+
+/// The map that a file of TOML has, if it is one and has a rule. Whoever reads it hands it to the
+/// API, which must take it for the same.
+fn of_toml(map: &[u8]) -> Option<PrecisionMap> {
+    let text = std::str::from_utf8(map).ok()?;
+    let read = text.parse::<PrecisionMap>().inspect_err(|why| {
+        // It shows the line that it is about.
+        let bound = MAX_MESSAGE + 2 * text.len();
+        assert!(why.to_string().len() < bound, "an endless message");
+    });
+    let map = read.ok().filter(|map| !map.rules.is_empty())?;
+    let sent = serde_json::to_vec(&map).expect("a map is JSON");
+    assert_eq!(serde_json::from_slice::<PrecisionMap>(&sent).expect("the API takes it"), map);
+    Some(map)
 }
 
 /// A safetensors file with this header, and as many bytes as it says, if they are not too many.

@@ -177,7 +177,8 @@ impl Models {
         }
         let folder = Arc::new(Folder::new(model));
         self.folders.write().insert(name.to_owned(), Arc::clone(&folder));
-        Ok(ModelReport { apart, ..self.report_of(&folder) })
+        let left_out = plan.left_out().to_vec();
+        Ok(ModelReport { apart, left_out, ..self.report_of(&folder) })
     }
 
     /// Removes a model. `drop` is told of each range of the base window before it goes.

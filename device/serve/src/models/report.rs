@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{Folder, Models, number};
-use lamina_device::files::{Apart, Model, Read};
+use lamina_device::files::{Apart, LeftOut, Model, Read};
 
 /// All models, and what is being loaded.
 #[derive(Clone, Debug, Serialize)]
@@ -40,6 +40,9 @@ pub struct ModelReport {
     /// Tensors that are stored by themselves even so, when it is loaded.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub apart: Vec<Apart>,
+    /// What of its directory was not loaded, when it is loaded.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<LeftOut>,
     /// Its files.
     pub files: Vec<FileReport>,
 }
@@ -114,6 +117,7 @@ impl Models {
             stored: files.iter().map(|file| file.stored).sum(),
             base: self.base_of(&folder.model),
             apart: Vec::new(),
+            left_out: Vec::new(),
             files,
         }
     }

@@ -26,7 +26,7 @@ const DIRECTORY: u64 = lamina_abi::DIRECTORY_BYTES;
 /// Entries of the table.
 const ENTRIES: usize = 256;
 /// Partitions that Linux makes devices of.
-const MOST: usize = 255;
+const MAX_PARTITIONS: usize = 255;
 const ENTRY_BYTES: usize = 128;
 const SECTOR_BYTES: usize = 512;
 /// Sectors that the entries take.
@@ -55,7 +55,7 @@ pub(super) fn partitions(views: Vec<ViewInfo>) -> Vec<Partition> {
         offset: MARGIN + view.offset,
         length: view.length,
     });
-    std::iter::once(directory).chain(shown).take(MOST).collect()
+    std::iter::once(directory).chain(shown).take(MAX_PARTITIONS).collect()
 }
 
 /// The last characters of a name that fit into a table.
@@ -223,7 +223,7 @@ mod tests {
     fn views_behind_the_last_partition_that_linux_makes_are_left_out() {
         let views = (0..400).map(|n| view("t", "full", (n + 1) << 21, 4096)).collect();
         let found = partitions(views);
-        assert_eq!(found.len(), MOST);
+        assert_eq!(found.len(), MAX_PARTITIONS);
         assert_eq!(table(&found, (401 << 21) + 2 * MARGIN).0.len(), 2 << 20);
     }
 }

@@ -6,8 +6,8 @@
 //! * A block never spans two tensors, as in the device; what a tensor has behind its last whole
 //!   block is left out. Windows of a cache begin with its tensor, and the last one ends with the
 //!   tensor's last whole block.
-//! * Of more than [`MOST`] blocks, runs of [`RUN`] blocks, in whole windows, are taken from all
-//!   over the file.
+//! * Of more than [`MAX_BLOCKS`] blocks, runs of [`RUN`] blocks, in whole windows, are taken from
+//!   all over the file.
 
 use anyhow::{Result, bail};
 use lamina_codec::{
@@ -22,7 +22,7 @@ use lamina_device::{
 };
 
 /// Blocks of a table at most: 24 MiB, so that all of MiniLM's weights are in theirs.
-pub const MOST: u64 = 6144;
+pub const MAX_BLOCKS: u64 = 6144;
 /// Blocks that stay together: 256 KiB, the largest chunk of ZipNN.
 pub const RUN: u64 = 64;
 
@@ -93,7 +93,7 @@ impl Pool {
     /// # Errors
     /// When the file cannot be read, or the layout cannot be.
     pub fn read(model: &ModelFile, kind: Kind, kv: Option<KvLayout>) -> Result<Self> {
-        Self::read_most(model, kind, kv, MOST)
+        Self::read_most(model, kind, kv, MAX_BLOCKS)
     }
 
     /// At most `most` blocks, but one run.
@@ -270,15 +270,15 @@ mod tests {
             let kind = Kind { format: Format::Bf16, side };
             Pool::read_most(&model, kind, Some(layout), most).unwrap()
         };
-        assert_eq!(numbers(&read(None, MOST)), [2000, 2001, 2002]);
-        assert_eq!(numbers(&read(Some("kv"), MOST)), [3000]);
-        let values = read(Some("v"), MOST);
+        assert_eq!(numbers(&read(None, MAX_BLOCKS)), [2000, 2001, 2002]);
+        assert_eq!(numbers(&read(Some("kv"), MAX_BLOCKS)), [3000]);
+        let values = read(Some("v"), MAX_BLOCKS);
         assert_eq!(numbers(&values), [1000, 1001, 1002]);
         let values = values.cache.unwrap();
         assert_eq!((values.side, values.layout, values.shape.blocks()), ("v", layout, 2));
         assert_eq!(values.windows, [Window { before: 0, blocks: 2 }, Window { before: 0, blocks: 1 }]);
 
-        let keys = read(Some("k"), MOST);
+        let keys = read(Some("k"), MAX_BLOCKS);
         assert_eq!(numbers(&keys), (0..405).collect::<Vec<_>>());
         let windows = &keys.cache.as_ref().unwrap().windows;
         assert_eq!(windows.len(), 203);

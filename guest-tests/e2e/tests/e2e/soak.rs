@@ -21,7 +21,7 @@ const WORKERS: usize = 4;
 /// The guests' numbers, which are claimed for them; the processes have those below.
 const GUESTS: [u32; 2] = [6, 7];
 /// A guest that would have less time than this is not booted any more.
-const LEAST: Duration = Duration::from_secs(90);
+const MIN_GUEST_TIME: Duration = Duration::from_secs(90);
 
 /// What a process of the host does until it is killed. It is a test that does nothing unless it is
 /// one.
@@ -63,7 +63,7 @@ struct Seat {
 
 /// Has guests of a number come one after the other until the end.
 fn sit(seat: &Seat, node: u32, base: &Path, device: &Ready, end: Instant, long: bool, logs: &Path) {
-    let least = if long { LEAST } else { Duration::from_secs(2) };
+    let least = if long { MIN_GUEST_TIME } else { Duration::from_secs(2) };
     while Instant::now() + least < end {
         let number = seat.booted.fetch_add(1, Ordering::Relaxed);
         let left = end - Instant::now();
@@ -170,7 +170,7 @@ fn processes_and_guests_that_are_killed_leave_a_pool_that_holds() {
                     thread::sleep(Duration::from_millis(if long { 3000 } else { 300 }));
                     signal(pid, Signal::CONT);
                     seat.stopped.fetch_add(1, Ordering::Relaxed);
-                } else if Instant::now() + 2 * LEAST < end || !long {
+                } else if Instant::now() + 2 * MIN_GUEST_TIME < end || !long {
                     seat.killed.fetch_add(1, Ordering::Relaxed);
                     seat.works.store(0, Ordering::Relaxed);
                     signal(pid, Signal::KILL);

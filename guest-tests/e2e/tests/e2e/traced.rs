@@ -57,7 +57,7 @@ fn a_trace_of_a_booted_guest_moves_the_bytes_that_were_counted() {
         let of = |window: &str| stats.pointer(&format!("/requests/{window}/{field}")).unwrap().as_u64();
         of("base").unwrap() + of("views").unwrap()
     };
-    let fields = ["stored_bytes_fetched", "plain_bytes_fetched"];
+    let fields = ["stored_bytes_fetched", "plain_bytes_fetched", "gcomp_bytes_fetched"];
     let before = fields.map(counted);
     let trace = folder.path().join("work.trace").display().to_string();
     let mut recorder = Command::new(programs::lamina().unwrap())
@@ -96,6 +96,7 @@ fn a_trace_of_a_booted_guest_moves_the_bytes_that_were_counted() {
     let of = replayed(&trace);
     assert_eq!(of("trace", "read_bytes"), after[0] - before[0]);
     assert_eq!(of("plain", "read_bytes"), after[1] - before[1]);
+    assert_eq!((of("gcomp-lz4", "read_bytes"), of("gcomp-lz4", "assumed")), (after[2] - before[2], 0));
     device.stop().unwrap();
 }
 

@@ -30,7 +30,7 @@ struct Cli {
 /// Bytes of a line.
 const LINE: usize = 64;
 /// A round loads as often as fits into this.
-const LEAST: Duration = Duration::from_millis(100);
+const MIN_MEASURED: Duration = Duration::from_millis(100);
 
 fn main() -> anyhow::Result<()> {
     let cli = Cli::parse();
@@ -53,7 +53,7 @@ fn main() -> anyhow::Result<()> {
     let bytes = cli.random.map_or(words.len() as u64, |count| count) * 8;
     for round in 0..cli.rounds {
         let (begun, mut passes) = (Instant::now(), 0);
-        while passes == 0 || !cli.once && begun.elapsed() < LEAST {
+        while passes == 0 || !cli.once && begun.elapsed() < MIN_MEASURED {
             black_box(pass());
             passes += 1;
         }

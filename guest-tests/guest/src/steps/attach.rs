@@ -25,7 +25,7 @@ use crate::{AttachBench, DiskPlaces, Event, Measure, Report, report::console};
 /// The view that is loaded.
 const VIEW: &str = "full";
 /// Warm loads are repeated for so long.
-const LEAST: Duration = Duration::from_millis(100);
+const MIN_MEASURED: Duration = Duration::from_millis(100);
 /// Words between two looks at the clock.
 const STRETCH: usize = 8192;
 /// Bytes by which values are moved from one round to the next.
@@ -160,10 +160,16 @@ fn run(way: &mut dyn Way, bench: &AttachBench, report: &mut Report) -> anyhow::R
 
         way.forget()?;
         loads(Measure::Cold, way.view()?.volatile(), Duration::ZERO, &held, &mut reported)?;
-        loads(Measure::Warm, way.view()?.volatile(), LEAST, &held, &mut reported)?;
+        loads(Measure::Warm, way.view()?.volatile(), MIN_MEASURED, &held, &mut reported)?;
         copy.copy_from_slice(&held);
-        loads(Measure::Ordinary, VolatileSlice::from(copy.as_mut_slice()), LEAST, &held, &mut reported)?;
-        loads(Measure::Base, way.base()?.volatile(), LEAST, &held, &mut reported)?;
+        loads(
+            Measure::Ordinary,
+            VolatileSlice::from(copy.as_mut_slice()),
+            MIN_MEASURED,
+            &held,
+            &mut reported,
+        )?;
+        loads(Measure::Base, way.base()?.volatile(), MIN_MEASURED, &held, &mut reported)?;
 
         let start = Instant::now();
         way.flush(stored as u64)?;

@@ -13,7 +13,7 @@ use vm_memory::VolatileMemory;
 use crate::{Event, Report, WarmBench, report::console};
 
 /// A measurement reads the tensor as often as fits into this time, and at least once.
-const LEAST: Duration = Duration::from_millis(100);
+const MIN_MEASURED: Duration = Duration::from_millis(100);
 
 pub(super) fn run(lamina: &Lamina, bench: &WarmBench, report: &mut Report) -> anyhow::Result<()> {
     let span = lamina.span(&bench.tensor, BASE)?;
@@ -29,7 +29,7 @@ pub(super) fn run(lamina: &Lamina, bench: &WarmBench, report: &mut Report) -> an
     for repeat in 0..bench.repeats {
         let start = Instant::now();
         let mut bytes = 0;
-        while bytes == 0 || start.elapsed() < LEAST {
+        while bytes == 0 || start.elapsed() < MIN_MEASURED {
             once();
             bytes += 8 * words.len() as u64;
         }

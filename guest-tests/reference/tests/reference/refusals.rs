@@ -1,6 +1,6 @@
 //! What is refused, and that the refusal names the view, the format and the bound.
 
-use Format::{Bf16, Fp8E4m3fn, Fp8E5m2, Fp16, Fp32, Int4, Int8, Opaque};
+use Format::{Bf16, Fp6E2m3, Fp6E3m2, Fp8E4m3fn, Fp8E5m2, Fp16, Fp32, Int4, Int8, Opaque};
 use lamina_reference::{Format, Refused, planes, view_bytes};
 
 /// The refusal of `spelling`, which both functions give alike.
@@ -68,7 +68,7 @@ fn conversions_are_refused_from_other_formats() {
         ("fp8_e4m3fn", &[Fp32, Fp16, Bf16]),
         ("fp8_e5m2", &[Fp32, Fp16, Bf16]),
         ("fp6_e2m3@6", &[Fp32, Fp16, Bf16, Fp8E4m3fn, Fp8E5m2]),
-        ("fp4_e2m1", &[Fp32, Fp16, Bf16, Fp8E4m3fn, Fp8E5m2]),
+        ("fp4_e2m1", &[Fp32, Fp16, Bf16, Fp8E4m3fn, Fp8E5m2, Fp6E3m2, Fp6E2m3]),
         ("int4", &[Int8]),
         ("int2", &[Int8, Int4]),
     ] {

@@ -247,7 +247,7 @@ fn conversion_rounds_into_denormals_and_down_to_signed_zero() {
 }
 
 #[test]
-fn an_fp8_becomes_a_smaller_float_with_the_scale_of_its_block() {
+fn an_fp8_or_fp6_becomes_a_smaller_float_with_the_scale_of_its_block() {
     // 448 is 7 · 2^6, beyond 6: the largest. 256 is 4, 320 is 5, a tie, to 4. 2^6 is 1.
     check(
         Fp8E4m3fn,
@@ -261,6 +261,11 @@ fn an_fp8_becomes_a_smaller_float_with_the_scale_of_its_block() {
     check(Fp8E5m2, "fp6_e2m3", &[(0x7c, 0x1f), (0xfc, 0x3f), (0x7e, 0x1f), (0x3c, 0x08), (0xbd, 0x2a)]);
     // Without guards it is cut.
     check(Fp8E4m3fn, "fp4_e2m1+g0@6", &[(0x7b, 6)]);
+    // MXFP6's: 28, 16, 1, 1.25 and −1.25 by 4, and what lies above a sign is nothing.
+    check(Fp6E3m2, "fp4_e2m1@2", &[(0x1f, 7), (0x1c, 6), (0x0c, 0), (0x0d, 1), (0x2d, 9), (0xdc, 6)]);
+    // 7.5 is beyond the largest; 1.25 is a tie; 1.875 is rounded up, or cut before it is rounded.
+    check(Fp6E2m3, "fp4_e2m1", &[(0x1f, 7), (0x08, 2), (0x0a, 2), (0x0f, 4), (0x2f, 12)]);
+    check(Fp6E2m3, "fp4_e2m1+g0", &[(0x0f, 3)]);
     assert_eq!(view_bytes(Fp8E4m3fn, "fp4_e2m1", &[0x38, 0xb8, 0x40], 3).expect("a view"), [0xa2, 4]);
 }
 

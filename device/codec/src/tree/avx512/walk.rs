@@ -8,7 +8,7 @@
 //!
 //! The first stage is read from the stream as often as it is wanted: its levels have bits of all
 //! elements. Where two nodes are left behind it, more levels are spread beside them
-//! ([`super::spread`]). Of [`MOST`] vectors the rest of the levels is done in place
+//! ([`super::spread`]). Of [`MAX_LAST`] vectors the rest of the levels is done in place
 //! ([`super::few`]).
 //!
 //! Values come with their bits where they are wanted, by a matrix that the table of leaves and the
@@ -31,7 +31,7 @@ use super::{
 };
 
 /// Vectors of the last stage.
-const MOST: usize = 4;
+const MAX_LAST: usize = 4;
 /// Bytes behind a stream that are looked at.
 pub(super) const BEHIND: usize = 128;
 
@@ -232,7 +232,7 @@ impl<'a> TreeWalk<'a> {
         enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vpopcntdq,gfni"
     )]
     fn stages(&mut self, buffers: &mut Buffers) -> Result<(), Malformed> {
-        while self.alive > MOST * STEP && self.cursor.level < self.cursor.longest {
+        while self.alive > MAX_LAST * STEP && self.cursor.level < self.cursor.longest {
             self.stage(buffers)?;
         }
         Ok(())
@@ -291,7 +291,7 @@ impl<'a> TreeWalk<'a> {
         match self.alive.div_ceil(STEP) {
             0 | 1 => self.last_of::<1>(buffers),
             2 => self.last_of::<2>(buffers),
-            _ => self.last_of::<MOST>(buffers),
+            _ => self.last_of::<MAX_LAST>(buffers),
         }
     }
 

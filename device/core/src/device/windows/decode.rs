@@ -66,6 +66,7 @@ impl KvStaging {
                 stored: None,
                 by_itself,
                 format: shape.format(),
+                codec: tensor.info.codec,
                 view,
                 planes: mask,
                 entry: None,
@@ -114,7 +115,7 @@ impl KvStaging {
         mask: PlaneMask,
         tally: &mut Tally,
     ) -> Result<Whole, DeviceError> {
-        let (store, KvWindow { shape, span, .. }) = (self.store(), window);
+        let (store, KvWindow { tensor, shape, span }) = (self.store(), window);
         let mut out = Vec::with_capacity(span.bytes());
         let (mut lost, mut poisoned) = (BlockSet::default(), None);
         let mut scratch = self.blocks.pool.take();
@@ -134,6 +135,7 @@ impl KvStaging {
                 stored: Some(stored),
                 by_itself: false,
                 format: shape.format(),
+                codec: tensor.info.codec,
                 view,
                 planes: known.map_or(mask, |fetched| fetched.mask),
                 entry: known.map(|fetched| &fetched.entry),

@@ -1,5 +1,5 @@
 //! Files at bf16 of small models made here: of GPT-OSS's kind (experts of `…_blocks` and
-//! `…_scales`), NVFP4 and MXFP8. Every byte is held against the reference.
+//! `…_scales`), NVFP4, MXFP6 and MXFP8. Every byte is held against the reference.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -161,6 +161,78 @@ fn nvfp4_and_mxfp8_are_shown_at_bf16() {
     assert!(read["a.weight"] == ("BF16".to_owned(), vec![rows, groups * NV_BLOCK], want));
     let want = expanded(Slow::Fp8E5m2, &other, 256, MX_BLOCK as u64, Scales::Powers(&scales(8)));
     assert!(read["b.weight"] == ("BF16".to_owned(), vec![4, 64], want));
+}
+
+/// Elements of six bits, one in a byte, out of a stream of bits of which the lowest are first.
+fn spread(packed: &[u8]) -> Vec<u8> {
+    crate::model::sixes::tests::slow(packed)
+}
+
+#[test]
+fn mxfp6_is_shown_at_bf16_and_in_its_parts() {
+    // Longer than a block of the device, and every code with every odd scale.
+    let (rows, groups) = (37, 7);
+    let count = rows * groups;
+    let [one, other] = [bytes(11, count * 24), bytes(12, 24 * 8)];
+    let (device, model) = held(&[
+        ("a.weight", "F6_E2M3", &[37, 7 * 32], one.clone()),
+        ("a.weight_scale", "U8", &[37, 7], scales(count)),
+        ("b.weight", "F6_E3M2", &[2, 2, 64], other.clone()),
+        ("b.weight_scale", "F8_E8M0", &[2, 2, 2], scales(8)),
+        ("c.weight", "F6_E3M2", &[4, 6], vec![0x5a; 18]),
+        ("c.weight_scale", "F8_E8M0", &[4], scales(4)),
+        ("d.weight", "U8", &[1, 24], vec![3; 24]),
+        ("d.weight_scale", "U8", &[1, 1], vec![127]),
+    ]);
+    let formats: BTreeMap<_, _> =
+        device.tensors().into_iter().map(|tensor| (tensor.name, tensor.format)).collect();
+    assert_eq!(formats["m/a.weight"], Format::Fp6E2m3);
+    assert_eq!(formats["m/a.weight_scale"], Format::E8m0);
+    // What does not say of which format its elements are is bytes, and so are its scales.
+    assert_eq!((formats["m/d.weight"], formats["m/d.weight_scale"]), (Format::Opaque, Format::Opaque));
+    let slow = |format, packed: &[u8], scales: &[u8]| {
+        let elements = spread(packed);
+        expanded(format, &elements, elements.len() as u64, MX_BLOCK as u64, Scales::Powers(scales))
+    };
+    let layout = at(&device, &model, "bf16");
+    let file = whole(&device, &layout);
+    let read = tensors(&file);
+    let names = ["a.weight", "b.weight", "c.weight", "c.weight_scale", "d.weight", "d.weight_scale"];
+    assert_eq!(read.keys().collect::<Vec<_>>(), names);
+    let want = slow(Slow::Fp6E2m3, &one, &scales(count));
+    assert!(read["a.weight"] == ("BF16".to_owned(), vec![rows, groups * MX_BLOCK], want));
+    let want = slow(Slow::Fp6E3m2, &other, &scales(8));
+    assert!(read["b.weight"] == ("BF16".to_owned(), vec![2, 2, 64], want));
+    assert_eq!(read["c.weight"], ("F6_E3M2".to_owned(), vec![4, 6], vec![0x5a; 18]));
+    assert_eq!(read["d.weight"], ("U8".to_owned(), vec![1, 24], vec![3; 24]));
+    for (from, length) in (0..file.len()).step_by(997).zip((1..5000).step_by(373).cycle()) {
+        let length = length.min(file.len() - from);
+        let mut part = vec![0xa5; length];
+        layout.read(&device, from as u64, &mut part).unwrap();
+        assert!(part == file[from..from + length], "{length} bytes at {from}");
+    }
+    // As it was loaded, and with its elements cut, it is packed beside its scales.
+    let full = FileLayout::new(&device, &model, &model.manifest.files[0]).unwrap();
+    assert!(tensors(&whole(&device, &full))["a.weight"].2 == one);
+    let cut = tensors(&whole(&device, &at(&device, &model, "e2m1")));
+    assert_eq!(cut["a.weight"].0, "F6_E2M3");
+    let shown = lamina_reference::view_bytes(Slow::Fp6E2m3, "e2m1", &spread(&one), count as u64 * 32);
+    assert!(spread(&cut["a.weight"].2) == shown.unwrap());
+    assert!(cut["a.weight_scale"].2 == scales(count));
+}
+
+#[test]
+fn mxfp6_becomes_mxfp4_in_a_view_of_its_elements() {
+    let packed = bytes(13, 24 * 64);
+    let (device, _) = held(&[
+        ("a.weight", "F6_E2M3", &[64, 32], packed.clone()),
+        ("a.weight_scale", "U8", &[64, 1], scales(64)),
+    ]);
+    let view = device.view_of("m/a.weight", "fp4_e2m1").unwrap();
+    let mut shown = vec![0; 64 * 16];
+    device.read_view_of(&view, 0, &mut shown).unwrap();
+    let want = lamina_reference::view_bytes(Slow::Fp6E2m3, "fp4_e2m1", &spread(&packed), 64 * 32);
+    assert!(shown == want.unwrap());
 }
 
 #[test]

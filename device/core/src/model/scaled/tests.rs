@@ -6,6 +6,7 @@ fn tensor(name: &str, dtype: &str, shape: &[u64]) -> ModelTensor {
     let bits = match dtype {
         "F32" | "I32" => 32,
         "F16" | "BF16" => 16,
+        "F6_E2M3" | "F6_E3M2" => 6,
         _ => 8,
     };
     let length = shape.iter().product::<u64>() * bits / 8;
@@ -49,6 +50,12 @@ fn schemes_are_known_by_name_dtype_and_shape() {
         found(&[("l.weight", "F8_E4M3", &[6, 96]), ("l.weight_scale", "U8", &[6, 3])]),
         [(Scheme::Mxfp8, Some(whole("l.weight", &[6, 96], false)))]
     );
+    for dtype in ["F6_E2M3", "F6_E3M2"] {
+        assert_eq!(
+            found(&[("l.weight", dtype, &[2, 6, 96]), ("l.weight_scale", "U8", &[2, 6, 3])]),
+            [(Scheme::Mxfp6, Some(whole("l.weight", &[2, 6, 96], false)))]
+        );
+    }
     assert_eq!(
         found(&[("l.weight", "U8", &[6, 48]), ("l.weight_scale", "F8_E8M0", &[6, 3])]),
         [(Scheme::Mxfp4, Some(whole("l.weight", &[6, 96], false)))]
@@ -83,10 +90,13 @@ fn elements_and_scales_get_their_formats() {
         ("l.qzeros", "I32", &[2, 4]),
         ("l.scales", "F16", &[2, 32]),
         ("other", "U8", &[7]),
+        ("m.weight", "F6_E3M2", &[6, 96]),
+        ("m.weight_scale", "U8", &[6, 3]),
     ]);
     assert_eq!(mark(&mut tensors), Vec::<String>::new());
     let formats: Vec<_> = tensors.iter().map(|tensor| tensor.format).collect();
-    assert_eq!(formats, ["fp4_e2m1", "e8m0", "int4", "int4", "opaque", "opaque"]);
+    // Those of six bits are fp6 once they have a byte each.
+    assert_eq!(formats, ["fp4_e2m1", "e8m0", "int4", "int4", "opaque", "opaque", "opaque", "e8m0"]);
 }
 
 #[test]
@@ -151,7 +161,24 @@ fn what_does_not_fit_is_said_in_a_line_and_kept() {
         ),
         (
             &[("l.weight", "F8_E4M3", &[6, 64]), ("l.weight_scale", "U8", &[6, 3])],
-            "l.weight: [6, 64] are not 32 bytes for each of l.weight_scale [6, 3]: kept as F8_E4M3",
+            "l.weight: [6, 64] are not 32 elements for each of l.weight_scale [6, 3]: kept as F8_E4M3",
+        ),
+        (
+            &[("l.weight", "F6_E2M3", &[6, 64]), ("l.weight_scale", "U8", &[6, 3])],
+            "l.weight: [6, 64] are not 32 elements for each of l.weight_scale [6, 3]: kept as F6_E2M3",
+        ),
+        (
+            &[("l.weight", "F6_E3M2", &[6, 96]), ("l.weight_scale", "F32", &[6, 3])],
+            "l.weight: F6_E3M2 with l.weight_scale F32 are not F6_E2M3 or F6_E3M2 and U8 or F8_E8M0: kept as they are",
+        ),
+        (
+            &[("l.weight", "U8", &[6, 72]), ("l.weight_scale", "U8", &[6, 3])],
+            "l.weight: [6, 72] are 24 bytes for each of l.weight_scale [6, 3], as packed MXFP6 is, but U8 does not say \
+             whether F6_E2M3 or F6_E3M2: kept as U8",
+        ),
+        (
+            &[("l.weight_scale", "F8_E8M0", &[6, 3])],
+            "l.weight_scale: scales without l.weight: kept as F8_E8M0",
         ),
         (
             &[

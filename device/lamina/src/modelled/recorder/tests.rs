@@ -34,6 +34,11 @@ struct Rig {
 impl Rig {
     /// A device with a tensor of each format at hand, and two of KV, recorded from the first byte.
     fn new(mode: Mode) -> Self {
+        Self::with(mode, Codec::Zstd)
+    }
+
+    /// The same, one of whose tensors has this codec.
+    fn with(mode: Mode, odd: Codec) -> Self {
         let config = DeviceConfig { mode, observe: true, ..DeviceConfig::new(4 << 20, 128 << 20) };
         let rig = Self {
             device: Arc::new(Device::new(config).unwrap()),
@@ -45,7 +50,7 @@ impl Rig {
             ("bf16", Format::Bf16, Layout::Weight, Codec::Tree),
             ("lz4", Format::Bf16, Layout::Weight, Codec::Lz4),
             ("fp32", Format::Fp32, Layout::Weight, Codec::Tree),
-            ("fp16", Format::Fp16, Layout::Weight, Codec::Zstd),
+            ("fp16", Format::Fp16, Layout::Weight, odd),
             ("int8", Format::Int8, Layout::Weight, Codec::Tree),
             ("int4", Format::Int4, Layout::Weight, Codec::Tree),
             ("kv", Format::Bf16, kv, Codec::Tree),
@@ -164,9 +169,11 @@ fn a_replay_moves_the_bytes_that_the_device_counted() {
     // A cache that begins empty misses entries that the device's had.
     let fetched = stats.index.bytes_fetched.unwrap() - misses;
     assert!(own.index_misses * 64 >= fetched && own.index_misses <= 1024, "{own:?} {fetched}");
-    // All layouts are known to a device of planes, and words of none to others.
+    // All layouts are known to a device of planes, and words by the codec of each tensor.
     assert_eq!((own.assumed, plain.assumed), (0, 0));
-    assert!(of("gcomp-lz4").assumed > 0);
+    for name in ["gcomp-lz4", "gcomp-zstd"] {
+        assert!(of(name).measured > 0 && of(name).assumed > 0, "{:?}", of(name));
+    }
     let said: Vec<_> = own.link.iter().map(|link| link.view.as_str()).collect();
     for (_, view) in names {
         let view = view.trim_end_matches("+g2");
@@ -185,6 +192,56 @@ fn a_recorded_gcomp_device_moves_what_it_counted_too() {
     let lz4 = &comparison.designs[1];
     assert_eq!(lz4.subject.name, "gcomp-lz4");
     assert_eq!((lz4.read_bytes, lz4.assumed), (rig.counted("stored_bytes_fetched") - before, 0));
+}
+
+/// Whatever the device is: reads of all and of parts, stores of all and of parts, windows that are
+/// staged, and blocks that are zeros as differences to a base and not as words.
+#[test]
+fn a_replay_of_gcomp_moves_what_the_observers_counted() {
+    for mode in [Mode::Trace, Mode::GComp, Mode::Plain] {
+        let mut rig = Rig::with(mode, Codec::Tree);
+        let derived = 9 * TENSOR as u64;
+        if mode == Mode::Trace {
+            let spec = TensorSpec {
+                name: "derived".to_owned(),
+                dpa: Some(derived),
+                length: TENSOR as u64,
+                elements: None,
+                shape: Vec::new(),
+                format: Format::Bf16,
+                layout: Layout::Weight,
+                codec: None,
+                base: Some("bf16".to_owned()),
+            };
+            rig.device.create_tensor(spec).unwrap();
+        }
+        let counted = |rig: &Rig| {
+            let stats = serde_json::to_value(rig.device.stats()).unwrap();
+            let written = stats.pointer("/writes/gcomp_bytes_written").unwrap().as_u64().unwrap();
+            [rig.counted("gcomp_bytes_fetched"), written]
+        };
+        let before = counted(&rig);
+        rig.begin();
+        let device = &rig.device;
+        device.write_base(derived, &content(1)).unwrap();
+        read(device, 0, 4 << 20, false);
+        for (seed, (at, length)) in
+            (40..).zip([(100, 5000), (5 * TENSOR + 4000, 9000), (6 * TENSOR + 64_000, 3000), (3 << 20, 77)])
+        {
+            device.write_base(at as u64, &content(seed)[..length]).unwrap();
+            device.write_base(at as u64 + 9000, &content(seed)[..length]).unwrap();
+        }
+        device.flush(0, 4 << 20).unwrap();
+        device.discard(derived + 8192, 70_000).unwrap();
+        read(device, 0, 4 << 20, false);
+        let after = counted(&rig);
+        let comparison = replayed(&rig.end());
+        let lz4 = &comparison.designs[1];
+        assert_eq!((lz4.subject.name, lz4.assumed, comparison.lost), ("gcomp-lz4", 0, 0), "{mode}");
+        let moved = [lz4.read_bytes, lz4.written_bytes];
+        assert_eq!(moved, [after[0] - before[0], after[1] - before[1]], "{mode}");
+        assert!(moved.iter().all(|bytes| *bytes > 0) && lz4.measured > 1024, "{lz4:?}");
+    }
 }
 
 #[test]

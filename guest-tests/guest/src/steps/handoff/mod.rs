@@ -28,7 +28,7 @@ use super::decode::WeightMemory;
 use crate::{Event, HandoffPlan, Omit, Report, Side, report::console};
 
 /// How long the other side may take for its part.
-const PATIENCE: Duration = Duration::from_secs(600);
+const MAX_WAIT: Duration = Duration::from_secs(600);
 /// How long a node may be silent: a guest that is emulated computes for seconds between two turns.
 const SILENCE: Duration = Duration::from_secs(120);
 /// Between two looks.
@@ -86,7 +86,7 @@ fn attach(plan: &HandoffPlan, region: &Arc<Region>, device: Device, begun: Insta
     let host = Arc::new(Hosts::new(plan.hosts.clone(), SILENCE, device));
     loop {
         match Pool::attach(region.clone(), host.clone(), node) {
-            Err(PoolError::NoPool(_)) if begun.elapsed() < PATIENCE => thread::sleep(PAUSE),
+            Err(PoolError::NoPool(_)) if begun.elapsed() < MAX_WAIT => thread::sleep(PAUSE),
             attached => return Ok(attached?),
         }
     }
@@ -184,7 +184,7 @@ impl Handoff<'_, '_> {
     /// Does a node's duty until there is an object of this name.
     fn wait(&self, name: &str, begun: Instant) -> anyhow::Result<()> {
         while self.pool.get(name)?.is_none() {
-            ensure!(begun.elapsed() < PATIENCE, "waited {} s for: {name}", PATIENCE.as_secs());
+            ensure!(begun.elapsed() < MAX_WAIT, "waited {} s for: {name}", MAX_WAIT.as_secs());
             self.pool.serve()?;
             thread::sleep(PAUSE);
         }

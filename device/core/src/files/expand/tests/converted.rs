@@ -22,6 +22,8 @@ fn all_schemes(seed: u64, rows: usize) -> Vec<Tensor<'static>> {
         ("nv.weight", "U8", shape(&[rows, 24]), bytes(seed.wrapping_add(4), rows * 24)),
         ("nv.weight_scale", "F8_E4M3", shape(&[rows, 3]), bytes(seed.wrapping_add(5), rows * 3)),
         ("nv.weight_scale_2", "F32", &[], factor),
+        ("mx6.weight", "F6_E3M2", shape(&[rows, 64]), bytes(seed.wrapping_add(12), rows * 48)),
+        ("mx6.weight_scale", "U8", shape(&[rows, 2]), super::scales(rows * 2)),
         ("mx8.weight", "F8_E4M3", shape(&[rows, 64]), bytes(seed.wrapping_add(6), rows * 64)),
         ("mx8.weight_scale", "F8_E8M0", shape(&[rows, 2]), super::scales(rows * 2)),
         ("gptq.qweight", "I32", shape(&[5, outputs]), bytes(seed.wrapping_add(7), 20 * outputs)),
@@ -52,13 +54,20 @@ proptest! {
         let layout = at(&device, &model, &spelling);
         let file = whole(&device, &layout);
         let (shown, wide) = (tensors(&file), tensors(&whole(&device, &at(&device, &model, "bf16"))));
+        let sixes = super::spread(&bytes(seed.wrapping_add(12), rows * 48));
+        let scales = super::scales(rows * 2);
+        let want = expanded(Slow::Fp6E3m2, &sixes, rows as u64 * 64, MX_BLOCK as u64, Scales::Powers(&scales));
+        prop_assert!(wide["mx6.weight"].2 == want);
         let names: Vec<_> = shown.keys().map(String::as_str).collect();
         prop_assert_eq!(
             names,
-            ["awq.weight", "experts", "gptq.weight", "mx.weight", "mx8.weight", "mx8.weight_scale", "norm", "nv.weight"]
+            [
+                "awq.weight", "experts", "gptq.weight", "mx.weight", "mx6.weight", "mx8.weight", "mx8.weight_scale", "norm",
+                "nv.weight"
+            ]
         );
         // Elements of MXFP8 are fp8 already: they stay what they are, beside their scales.
-        prop_assert_eq!(layout.shown(), (6, 2));
+        prop_assert_eq!(layout.shown(), (7, 2));
         for (name, (dtype, shape, bytes)) in &shown {
             if name.starts_with("mx8") {
                 let expected = if name.ends_with("scale") { "F8_E8M0" } else { "F8_E4M3" };
