@@ -651,6 +651,7 @@ fn decode(page: &[u8; SUPERBLOCK_BYTES]) -> Result<Superblock, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ledger;
 
     fn superblock() -> Superblock {
         Superblock {
@@ -664,6 +665,18 @@ mod tests {
             checkpoints: false,
             version: Version::default(),
         }
+    }
+
+    #[test]
+    fn memory_for_a_ledger_is_never_cut_short_and_keeps_that_a_sync_failed() {
+        let ledger = Image::new_ledger().unwrap();
+        assert!(!ledger::has_failed(&ledger));
+        ledger.set_len(8192).unwrap();
+        assert!(!ledger::has_failed(&ledger));
+        ledger::note_failure(&ledger).unwrap();
+        ledger.set_len(1 << 20).unwrap();
+        assert!(ledger.set_len(4096).is_err());
+        assert!(ledger::has_failed(&ledger));
     }
 
     #[test]

@@ -12,12 +12,12 @@
 //!   Its number is stored last, in one store of the processor.
 //! * Before the occupancy of a segment or an entry changes, that is noted in the generation's
 //!   *log*: the block, and what its entry was, or which segment is taken for it. What is let go was
-//!   held: that it is, is said by the chunk's state before and until after its bit in the ledger is.
+//!   held: the chunk's state counts it before its bit is set, and until after that is cleared.
 //! * So all that may differ from the ledger is named in the log or lies in a chunk with held
 //!   segments, between whatever stores the process is killed. The next worker looks at the entries
 //!   of the blocks in the log: a segment in the log is in use if one of them names it, and is held
-//!   from now on if it was not free and none does; the accounts change by what became of each. To do
-//!   that twice does no harm.
+//!   from now on if it was not free and none does; the accounts change by what became of each. To
+//!   do that twice does no harm.
 //! * The ledger counts for the worker right after the one that wrote it, as the holder of both
 //!   numbers them. If another was between, maybe of a program that knows no ledger, if the log is
 //!   full, a sync failed, or the accounts are not those of the tables, all entries are looked at.

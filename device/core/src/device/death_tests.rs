@@ -127,7 +127,7 @@ pub(super) fn keeps_what_checkpoints_name(device: &Device, failpoints: &Failpoin
     let mut kept = segments(&parts[6]);
     kept.extend(device.coded_store().unwrap().held_segments());
     for pages in [&is, &failpoints.last_synced()] {
-        // A header is magic, check of what follows, number and more; one that was cut short is none.
+        // A header is magic, check of what follows, number and more; one cut short is none.
         let number = |page: &Vec<u8>| {
             let word = |at: usize| u64::from_le_bytes(*page[at..].first_chunk().unwrap());
             let checks = word(8) == u64::from(crc32c::crc32c(&page[16..48]));

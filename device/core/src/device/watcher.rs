@@ -139,8 +139,8 @@ pub(super) fn fetched(watcher: &dyn Watcher, fetch: &Fetch<'_>, as_words: Option
 }
 
 /// Tells of a block that was stored into, when it is coded: what is staged was moved by nobody yet,
-/// but a generic device has read what a part of is stored. What this device does for its own sake is
-/// not told. A generic device stores the block as `before`, then as `after`.
+/// but a generic device has read what a part of is stored. What this device does for its own sake
+/// is not told. A generic device stores the block as `before`, then as `after`.
 pub(super) fn stored(
     watcher: &dyn Watcher,
     change: &Change<'_>,

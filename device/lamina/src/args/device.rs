@@ -30,8 +30,8 @@ pub(crate) struct DeviceArgs {
     /// The codec: lz4, zstd or tree.
     #[arg(long, default_value_t, value_name = "CODEC")]
     pub(crate) codec: Codec,
-    /// A safetensors, GGUF or .npy file to load; may be given more than once. Packed elements of six
-    /// bits get a byte each. A file that the --image holds already is not loaded again; tensors
+    /// A safetensors, GGUF or .npy file to load; may be given more than once. Packed elements of
+    /// six bits get a byte each. A file that the --image holds already is not loaded again; tensors
     /// there of the same names and of another file, or of one that has changed, are refused.
     #[arg(long = "model", value_name = "FILE")]
     pub(crate) models: Vec<PathBuf>,

@@ -16,8 +16,8 @@
 //! * Blocks of which the trace says nothing have [`Assumed`] ratios, and are counted.
 //!
 //! What was recorded of a device says besides whether it fetched a block or had its words at hand,
-//! and where the bundle lies. Then `trace` and `gcomp` do the same, and no buffer is modelled. If it
-//! measured what blocks take as words, `gcomp` moves that.
+//! and where the bundle lies. Then `trace` and `gcomp` do the same, and no buffer is modelled. If
+//! it measured what blocks take as words, `gcomp` moves that.
 
 mod layout;
 mod run;

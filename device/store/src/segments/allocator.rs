@@ -72,8 +72,8 @@ impl Allocator {
         }
     }
 
-    /// Takes over what the ledger says is in use or held. Chunks without a free slot are looked at when
-    /// somebody needs them.
+    /// Takes over what the ledger says is in use or held. Chunks without a free slot are looked at
+    /// when somebody needs them.
     pub(super) fn take_over(&mut self, ledger: &Arc<Ledger>) {
         let states = ledger.states();
         self.chunks.lie_in(Arc::clone(ledger), states.len());
