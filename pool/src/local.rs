@@ -7,7 +7,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -134,13 +134,17 @@ pub fn memory(path: &Path) -> Result<Arc<Mapped>, PoolError> {
 /// users know. What is not there holds nothing.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's; a folder is none of these.
 pub fn holds_something(path: &Path) -> io::Result<bool> {
     let file = match File::open(path) {
         Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(false),
         file => file?,
     };
-    if !file.metadata()?.is_file() {
+    let metadata = file.metadata()?;
+    if metadata.is_dir() {
+        return Err(io::ErrorKind::IsADirectory.into());
+    }
+    if !metadata.is_file() {
         return Ok(true);
     }
     let (mut at, mut piece) = (0, vec![0; 1 << 20]);
@@ -316,16 +320,21 @@ pub fn length_of(path: &Path, bytes: u64) -> Result<u64, PoolError> {
 ///
 /// # Errors
 /// [`PoolError::NoPool`] if the file holds something else; as [`create_declared`] and
-/// [`Pool::open`].
+/// [`Pool::open`]. A file that was not there is not there either if no pool could be made in it.
 pub fn open_or_create(
     path: &Path,
     geometry: &Geometry,
     declare: impl FnOnce(Range<u64>) -> Result<(), PoolError>,
 ) -> Result<(Pool, bool), PoolError> {
     let fail = |cause| PoolError::File { path: path.to_owned(), cause };
-    let file = made_file(path)?;
-    let _maker = Locked::maker(&file).map_err(fail)?;
+    let (file, is_new) = new_file(path)?;
+    let maker = Locked::maker(&file).map_err(fail)?;
     let metadata = file.metadata().map_err(fail)?;
+    if !is_at(&metadata, path) {
+        // Another made it, failed, and removed it.
+        drop(maker);
+        return open_or_create(path, geometry, declare);
+    }
     // An empty file cannot be mapped.
     let is_empty = metadata.is_file() && metadata.len() == 0;
     if !is_empty && Pool::geometry(memory(path)?).is_ok() {
@@ -336,8 +345,18 @@ pub fn open_or_create(
     if holds_something(path).map_err(fail)? {
         return Err(PoolError::NoPool("the file holds something else".into()));
     }
-    create_declared(path, geometry, declare)?;
+    if let Err(why) = create_declared(path, geometry, declare) {
+        if is_new {
+            let _ = fs::remove_file(path);
+        }
+        return Err(why);
+    }
     Ok((Pool::open(path)?, true))
+}
+
+/// Whether a path leads to a file still.
+fn is_at(file: &fs::Metadata, path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == (file.dev(), file.ino()))
 }
 
 impl Pool {

@@ -16,6 +16,7 @@ mod hardware;
 mod hosted;
 mod mapped;
 mod part;
+mod reached;
 mod simulated;
 
 use std::io;
@@ -71,6 +72,14 @@ pub enum MemError {
     Map {
         /// The file.
         what: String,
+        /// The kernel's error.
+        cause: io::Error,
+    },
+    /// The file system has no room for pages of the memory's file.
+    #[error("there is no room for {bytes} bytes of the memory's file: {cause}")]
+    Room {
+        /// Bytes that were wanted.
+        bytes: u64,
         /// The kernel's error.
         cause: io::Error,
     },
@@ -249,11 +258,22 @@ impl Lines {
         self.mem.compare_exchange(at, old, new)
     }
 
-    /// Brings stores to a range to the memory, before anything that follows.
+    /// Brings stores to a range to the memory, before stores that follow. Where nodes' caches are
+    /// not coherent, also before loads.
     #[track_caller]
     pub(crate) fn publish(&self, at: u64, length: u64) -> Result<(), MemError> {
+        if self.coherent {
+            fence(Ordering::Release);
+            return Ok(());
+        }
         self.flush(at, length)?;
         self.fence()
+    }
+
+    /// Completes what was published before the loads that follow: of two nodes that each tell
+    /// something and then look, one sees what the other told.
+    pub(crate) fn told(&self) -> Result<(), MemError> {
+        if self.coherent { self.mem.fence() } else { Ok(()) }
     }
 
     /// Begins to bring stores to a range to the memory; a later fence completes it.

@@ -185,6 +185,13 @@ impl Member {
         self.void.get(node as usize).map_or(0, |void| void.load(Ordering::Acquire))
     }
 
+    /// Whether a node may have something pinned. One that is not attached has not, and whoever
+    /// attaches later sees what was told before: it need not be looked for. Where nodes' caches are
+    /// not coherent, all are looked at together.
+    pub(crate) fn may_pin(&self, node: u32) -> Result<bool, PoolError> {
+        Ok(!self.lines.coherent() || of_word(self.lines.word(self.layout.node(node))?).0 == JOINED)
+    }
+
     /// Fails if this node was taken for dead. What it stored before a success has reached the
     /// memory.
     pub(crate) fn alive(&self) -> Result<(), PoolError> {
@@ -192,6 +199,7 @@ impl Member {
         if self.is_fenced.load(Ordering::Relaxed) {
             return Err(fenced);
         }
+        self.lines.told()?;
         if self.lines.fresh(self.layout.node(self.node))? != self.word {
             self.is_fenced.store(true, Ordering::Relaxed);
             return Err(fenced);
@@ -270,6 +278,7 @@ impl Member {
         }
         let own = self.layout.node(self.node) + CANDIDATE;
         self.lines.post(own, 1)?;
+        self.lines.told()?;
         for node in (0..self.layout.geometry.nodes).filter(|node| *node != self.node) {
             let began = self.host.now();
             loop {

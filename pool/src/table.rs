@@ -273,6 +273,7 @@ impl Pins {
         };
         let mut pin = Pin { member, pins: self, number, entry: none };
         member.lines.post(member.layout.hazard(member.node, number), slot.number() + 1)?;
+        member.lines.told()?;
         member.lines.invalidate(member.layout.tag(slot), 8)?;
         member.lines.invalidate(member.layout.entry(slot), LINE)?;
         member.lines.settle()?;
@@ -298,10 +299,14 @@ impl Drop for Pin<'_> {
 /// Whether any node has a slot pinned. The pins of the dead are cleared.
 pub(crate) fn is_pinned(member: &Member, slot: Slot) -> Result<bool, PoolError> {
     let (first, length) = member.layout.all_hazards();
+    member.lines.told()?;
     member.lines.consume(first, length)?;
     let wanted = (slot.number() + 1).to_le_bytes();
     let mut pins = [0; 8 * PINS];
     for node in 0..member.layout.geometry.nodes {
+        if !member.may_pin(node)? {
+            continue;
+        }
         member.lines.load(member.layout.hazard(node, 0), &mut pins)?;
         if pins.as_chunks::<8>().0.contains(&wanted) {
             return Ok(true);

@@ -2,7 +2,6 @@
 //! mount's page cache.
 
 use std::fs::{self, File};
-use std::hint::black_box;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
@@ -12,12 +11,11 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use memmap2::{MmapOptions, MmapRaw};
 use nix::sys::stat::{major, minor};
 
+use super::reached::{Reached, is_in_memory};
 use super::{Crc, CxlMem, MemError, inside};
 
 /// Ranges up to this go word by word, so that no word of a record is torn.
 const WORDS: usize = 1024;
-/// Bytes whose pages a load maps with its own, where the file has them.
-const AROUND: u64 = 64 << 10;
 
 /// Bytes of a file, or of a devdax, whose file does not tell.
 ///
@@ -37,6 +35,8 @@ pub fn length(file: &File) -> io::Result<u64> {
 #[derive(Debug)]
 pub struct Map {
     map: MmapRaw,
+    /// The file, if its pages are memory and nothing else.
+    file: Option<File>,
 }
 
 impl Map {
@@ -49,7 +49,13 @@ impl Map {
         let bytes = bytes.map_or_else(|| length(file), Ok).map_err(fail)?;
         let mut options = MmapOptions::new();
         options.len(usize::try_from(bytes).map_err(|why| fail(io::Error::other(why)))?);
-        Ok(Self { map: options.map_raw(file).map_err(fail)? })
+        let map = options.map_raw(file).map_err(fail)?;
+        let file = is_in_memory(file).then(|| file.try_clone()).transpose().map_err(fail)?;
+        Ok(Self { map, file })
+    }
+
+    pub(super) fn file_in_memory(&self) -> Option<&File> {
+        self.file.as_ref()
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -110,12 +116,13 @@ impl Map {
 #[derive(Debug)]
 pub struct Mapped {
     map: Map,
+    reached: Reached,
 }
 
 impl Mapped {
     /// Memory behind a mapping.
     pub fn new(map: Map) -> Self {
-        Self { map }
+        Self { reached: Reached::new(map.bytes()), map }
     }
 
     /// The address of a range, valid while this lives. The bytes change under the reader's hands:
@@ -127,18 +134,9 @@ impl Mapped {
         self.map.at(at, length)
     }
 
-    /// Loads something of a range that is stored to next. A process's first load maps all pages of
-    /// the 64 KiB around that the file has, a first store its own page alone: so the stores of a
-    /// process that is new here are twice as quick.
-    fn load_around(&self, at: u64, length: usize) -> Result<(), MemError> {
-        let bytes = length as u64;
-        inside(at, bytes, self.bytes())?;
-        if length > WORDS {
-            for place in (at..at + bytes).step_by(AROUND as usize) {
-                black_box(self.map.word(place / 8 * 8)?.load(Ordering::Relaxed));
-            }
-        }
-        Ok(())
+    /// Reaches a range that is stored to next, if it is worth it.
+    fn reach(&self, at: u64, length: usize) -> Result<(), MemError> {
+        if length > WORDS { self.reached.reach(&self.map, at, length as u64) } else { Ok(()) }
     }
 }
 
@@ -160,7 +158,7 @@ impl CxlMem for Mapped {
     }
 
     fn ntstore(&self, at: u64, from: &[u8]) -> Result<(), MemError> {
-        self.load_around(at, from.len())?;
+        self.reach(at, from.len())?;
         self.map.store(at, from)
     }
 
@@ -172,7 +170,7 @@ impl CxlMem for Mapped {
     }
 
     fn ntstore_checked(&self, at: u64, from: &[u8], crc: &mut Crc) -> Result<(), MemError> {
-        self.load_around(at, from.len())?;
+        self.reach(at, from.len())?;
         let into = self.map.at(at, from.len())?;
         // SAFETY: the range was checked, and is not `from`, which is Rust's.
         unsafe { crc.store(from, into) };

@@ -101,11 +101,45 @@ fn one_of_many_makes_a_pool_where_nothing_is() {
     let other = folder.path().join("other");
     let refuse = |_| Err(PoolError::Declare("no device".into()));
     assert!(matches!(local::open_or_create(&other, &geometry, refuse), Err(PoolError::Declare(_))));
-    assert!(matches!(Pool::open(&other), Err(PoolError::NoPool(_))));
+    assert!(!other.exists());
     std::fs::write(&other, b"something").unwrap();
     let made = local::open_or_create(&other, &geometry, |_| Ok(()));
     assert!(matches!(made, Err(PoolError::NoPool(_))));
     assert_eq!(std::fs::read(&other).unwrap(), b"something");
+    assert!(matches!(
+        local::open_or_create(folder.path(), &geometry, |_| Ok(())),
+        Err(PoolError::File { .. })
+    ));
+}
+
+#[test]
+fn who_fails_to_make_a_pool_takes_nothing_from_those_that_wait_for_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let geometry = Geometry::fitting(8 << 20);
+    for round in 0..8 {
+        let path = &folder.path().join(format!("pool {round}"));
+        std::thread::scope(|scope| {
+            for name in 0..8_u8 {
+                let geometry = &geometry;
+                scope.spawn(move || {
+                    let declare = |_| match name % 2 {
+                        0 => Ok(()),
+                        _ => Err(PoolError::Declare("no device".into())),
+                    };
+                    match local::open_or_create(path, geometry, declare) {
+                        Ok((pool, _)) => {
+                            pool.put(&name.to_string(), &content(name.into())).unwrap();
+                            pool.leave().unwrap();
+                        }
+                        Err(why) => assert!(name % 2 == 1 && matches!(why, PoolError::Declare(_)), "{why}"),
+                    }
+                });
+            }
+        });
+        let pool = Pool::open(path).unwrap();
+        assert!((0..8).step_by(2).all(|name| pool.get(&name.to_string()).unwrap() == Some(content(name))));
+        pool.leave().unwrap();
+    }
 }
 
 #[test]

@@ -1,0 +1,127 @@
+//! Which pages of a mapping this process has reached.
+//!
+//! A process's first store to a page of a shared mapping is a fault, which the kernel takes for
+//! that page alone; its first load maps all of the 64 KiB around that the file has. And a page that
+//! the file has not is made sooner by a write to the file than by a fault. So where bytes are stored
+//! that nobody wants any more, holes are written as zeros and one word is loaded first.
+
+use std::fs::File;
+use std::hint::black_box;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nix::errno::Errno;
+use nix::unistd::{Whence, lseek};
+use rustix::fs::fstatfs;
+
+use super::{Map, MemError};
+
+/// Bytes whose pages a load maps with its own.
+const AROUND: u64 = 64 << 10;
+const PAGE: u64 = 4096;
+static ZEROS: [u8; AROUND as usize] = [0; AROUND as usize];
+
+/// Which 64 KiB of a mapping were reached.
+#[derive(Debug)]
+pub(super) struct Reached {
+    bits: Box<[AtomicU64]>,
+}
+
+impl Reached {
+    /// None of so many bytes.
+    pub(super) fn new(bytes: u64) -> Self {
+        let words = bytes.div_ceil(AROUND).div_ceil(64);
+        Self { bits: (0..words).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// Reaches a range of `map` that is overwritten next, all of it.
+    ///
+    /// # Errors
+    /// [`MemError::End`]; [`MemError::Room`] if the file's holes cannot be filled.
+    pub(super) fn reach(&self, map: &Map, at: u64, length: u64) -> Result<(), MemError> {
+        map.at(at, usize::try_from(length).unwrap_or(usize::MAX))?;
+        for around in at / AROUND..(at + length).div_ceil(AROUND) {
+            let (word, bit) = (&self.bits[(around / 64) as usize], 1 << (around % 64));
+            if word.load(Ordering::Relaxed) & bit != 0 {
+                continue;
+            }
+            let whole = around * AROUND..(around + 1) * AROUND;
+            let part = whole.start.max(at)..whole.end.min(at + length);
+            if let Some(file) = map.file_in_memory() {
+                fill(file, part.start.next_multiple_of(PAGE)..part.end / PAGE * PAGE)?;
+            }
+            black_box(map.word(part.start / 8 * 8)?.load(Ordering::Relaxed));
+            if part == whole {
+                word.fetch_or(bit, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes zeros to pages of a file, if it has none of them.
+fn fill(file: &File, pages: Range<u64>) -> Result<(), MemError> {
+    let (Ok(start), Some(bytes)) = (i64::try_from(pages.start), pages.end.checked_sub(pages.start)) else {
+        return Ok(());
+    };
+    let is_hole = match lseek(file, start, Whence::SeekData) {
+        Ok(data) => u64::try_from(data).is_ok_and(|data| data >= pages.end),
+        Err(why) => why == Errno::ENXIO,
+    };
+    if !is_hole || bytes == 0 {
+        return Ok(());
+    }
+    file.write_all_at(&ZEROS[..bytes as usize], pages.start).map_err(|cause| MemError::Room { bytes, cause })
+}
+
+/// Whether a file's pages are memory and nothing else: a tmpfs's.
+pub(super) fn is_in_memory(file: &File) -> bool {
+    const TMPFS: i64 = 0x0102_1994;
+    fstatfs(file).is_ok_and(|found| found.f_type == TMPFS)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::mem::{CxlMem, Mapped};
+
+    #[test]
+    fn bytes_beside_what_is_stored_stay_wherever_it_begins_and_ends() {
+        let places = [Path::new("/dev/shm").to_owned(), std::env::temp_dir()];
+        for folder in places.into_iter().filter(|folder| folder.is_dir()) {
+            let file = tempfile::tempfile_in(&folder).unwrap();
+            let bytes = 6 * AROUND;
+            file.set_len(bytes).unwrap();
+            let mut want = vec![0; bytes as usize];
+            let map = Mapped::new(Map::new(&file, Path::new("a file"), None).unwrap());
+            let ranges = [
+                (0, AROUND),
+                (3 * AROUND - 100, 200),
+                (2 * AROUND - 5000, 2 * AROUND),
+                (4 * AROUND + 1, AROUND - 2),
+                (5 * AROUND + PAGE, PAGE),
+                (AROUND / 2, 3 * AROUND),
+                (bytes - 1, 1),
+            ];
+            for (number, (at, length)) in ranges.into_iter().enumerate() {
+                let stored = vec![number as u8 + 1; length as usize];
+                map.ntstore(at, &stored).unwrap();
+                want[at as usize..][..length as usize].copy_from_slice(&stored);
+                let mut found = vec![0xaa; bytes as usize];
+                file.read_exact_at(&mut found, 0).unwrap();
+                assert!(found == want, "{}: {length} bytes at {at}", folder.display());
+            }
+        }
+    }
+
+    #[test]
+    fn a_hole_that_the_file_system_has_no_room_for_is_an_error() {
+        let only_read = File::open("/proc/self/exe").unwrap();
+        let long = only_read.metadata().unwrap().len().next_multiple_of(PAGE);
+        let why = fill(&only_read, long..long + PAGE).unwrap_err().to_string();
+        assert!(why.starts_with("there is no room for 4096 bytes"), "{why}");
+    }
+}
