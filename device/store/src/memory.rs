@@ -9,6 +9,7 @@
 
 use std::{
     fs::File,
+    hint::black_box,
     ops::Range,
     os::{fd::AsFd, unix::fs::FileExt},
     sync::{
@@ -32,6 +33,7 @@ use super::{
 
 /// Room in an image is made and given back in units of this many bytes.
 pub const UNIT_BYTES: usize = 64 << 10;
+static ZEROS: [u8; UNIT_BYTES] = [0; UNIT_BYTES];
 
 /// Bytes of a line of the processor's caches.
 const LINE: usize = 64;
@@ -218,11 +220,29 @@ impl Memory {
     /// [`StoreError::NoRoom`] when the file system is full, [`StoreError::HostMemory`] when the
     /// host's memory is.
     pub fn ensure(&self, range: Range<usize>) -> Result<(), StoreError> {
-        self.ensure_for(range, For::More)
+        let room = |part: &Part, unit| part.allocate(unit, FallocateFlags::FALLOC_FL_KEEP_SIZE);
+        self.ensure_by(range, For::More, room)
     }
 
-    /// As [`Self::ensure`], by what it is for.
-    pub(super) fn ensure_for(&self, range: Range<usize>, wanted: For) -> Result<(), StoreError> {
+    /// As [`Self::ensure`], of units that hold nothing that anybody wants, by what they are for.
+    pub(super) fn ensure_anew(&self, range: Range<usize>, wanted: For) -> Result<(), StoreError> {
+        self.ensure_by(range, wanted, |part, unit| {
+            if part.host.is_none() {
+                return part.allocate(unit, FallocateFlags::FALLOC_FL_KEEP_SIZE);
+            }
+            part.clear(unit)?;
+            // Maps all that the file has of the 64 KiB around, which a store does not.
+            black_box(self.number(unit * UNIT_BYTES).load(Relaxed));
+            Ok(())
+        })
+    }
+
+    fn ensure_by(
+        &self,
+        range: Range<usize>,
+        wanted: For,
+        room: impl Fn(&Part, usize) -> std::io::Result<()>,
+    ) -> Result<(), StoreError> {
         let Some(part) = &self.part else { return Ok(()) };
         for unit in range.start / UNIT_BYTES..range.end.div_ceil(UNIT_BYTES) {
             let (word, bit) = bit_of(&part.ensured, unit);
@@ -230,8 +250,7 @@ impl Memory {
                 if let Some(host) = &part.host {
                     host.take(UNIT_BYTES as u64, part.what, wanted)?;
                 }
-                part.allocate(unit, FallocateFlags::FALLOC_FL_KEEP_SIZE)
-                    .map_err(|source| StoreError::NoRoom { what: part.what, source })?;
+                room(part, unit).map_err(|source| StoreError::NoRoom { what: part.what, source })?;
                 word.fetch_or(bit, Relaxed);
             }
         }
@@ -356,10 +375,23 @@ impl Part {
         read.unwrap_or_else(|why| panic!("the {} cannot be read at {at:#x}: {why}", self.what));
     }
 
+    /// Where in the file a unit is.
+    fn at(&self, unit: usize) -> u64 {
+        self.offset + (unit * UNIT_BYTES) as u64
+    }
+
+    /// Writes zeros to a unit. The pages that memory makes so can be mapped together; those that it
+    /// was only asked for are cleared by a fault each.
+    fn clear(&self, unit: usize) -> std::io::Result<()> {
+        #[cfg(any(test, feature = "testing"))]
+        self.failpoints.allocated(FallocateFlags::FALLOC_FL_KEEP_SIZE)?;
+        self.file.write_all_at(&ZEROS, self.at(unit))
+    }
+
     fn allocate(&self, unit: usize, flags: FallocateFlags) -> std::io::Result<()> {
         #[cfg(any(test, feature = "testing"))]
         self.failpoints.allocated(flags)?;
-        let at = self.offset + (unit * UNIT_BYTES) as u64;
+        let at = self.at(unit);
         Ok(fallocate(self.file.as_fd(), flags, signed(at), signed(UNIT_BYTES as u64))?)
     }
 }

@@ -90,7 +90,7 @@ impl Segments {
         what: For,
         mut told: impl FnMut(u64),
     ) -> Result<(), StoreError> {
-        let room = |chunk: usize| self.memory.ensure_for(chunk * UNIT_BYTES..(chunk + 1) * UNIT_BYTES, what);
+        let room = |chunk: usize| self.memory.ensure_anew(chunk * UNIT_BYTES..(chunk + 1) * UNIT_BYTES, what);
         let mut taken = Vec::with_capacity(blocks.size_hint().0);
         let mut allocator = self.allocator.lock();
         for (block, bytes) in blocks.clone() {
@@ -204,6 +204,11 @@ impl Segments {
                 return all;
             }
         }
+    }
+
+    /// Gives back the room that free chunks kept. Whether there were any.
+    pub(super) fn cool(&self) -> bool {
+        self.allocator.lock().cool(|chunk| self.memory.release(chunk))
     }
 
     #[cfg(any(test, feature = "testing"))]

@@ -208,12 +208,13 @@ impl BlockService {
 
     /// Makes sure that these blocks can be written.
     pub(super) fn ensure(&self, blocks: Range<u64>) -> Result<(), StoreError> {
-        self.accounts.observers.ensure(blocks.clone())?;
+        let observed = || self.accounts.observers.ensure(blocks.clone());
         match &self.backing {
             Backing::Flat(flat) => {
+                observed()?;
                 flat.memory.ensure(by_index(blocks.start) * BLOCK_BYTES..by_index(blocks.end) * BLOCK_BYTES)
             }
-            Backing::Coded(_) => Ok(()),
+            Backing::Coded(store) => store.with_room_of_freed(observed),
         }
     }
 

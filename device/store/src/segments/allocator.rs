@@ -19,8 +19,9 @@ use crate::{
 
 /// Lists of a length's chunks: the first is the emptiest.
 const LISTS: usize = 8;
-/// Free chunks that keep their room for the next segments.
-const WARM_CHUNKS: usize = 64;
+/// Free chunks that keep their room for the next segments, 64 MiB: to make room costs more than to
+/// code what goes there.
+const WARM_CHUNKS: usize = 1024;
 
 pub(super) struct Allocator {
     chunks: Chunks,
@@ -241,6 +242,14 @@ impl Allocator {
         } else {
             self.relist(index);
         }
+    }
+
+    /// Has free chunks keep no room: `release` gives it back. Whether any did.
+    pub(super) fn cool(&mut self, release: impl Fn(usize)) -> bool {
+        let any = !self.warm.is_empty();
+        self.warm.iter().for_each(|index| release(*index));
+        self.cold.append(&mut self.warm);
+        any
     }
 
     /// Whether there are too many free slots of a length.
