@@ -9,7 +9,7 @@ use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::process::Child;
+use std::process::{Child, Command};
 use std::time::Duration;
 
 use lamina_device::device::DeviceConfig;
@@ -25,21 +25,21 @@ use crate::poison::monitor;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A worker, and the holder's end of its life line.
-struct Worker {
+pub(crate) struct Worker {
     child: Child,
     line: UnixStream,
 }
 
 impl Worker {
-    fn start(place: &Place) -> Self {
+    /// Started by the command that starts a device.
+    pub(crate) fn start(mut serve: Command) -> Self {
         let (line, theirs) = UnixStream::pair().unwrap();
         line.set_read_timeout(Some(TIMEOUT)).unwrap();
-        let mut command = place.serve(&[]);
-        command.env("LAMINA_WORKER", "1").stdin(OwnedFd::from(theirs));
-        Self { child: command.spawn().unwrap(), line }
+        serve.env("LAMINA_WORKER", "1").stdin(OwnedFd::from(theirs));
+        Self { child: serve.spawn().unwrap(), line }
     }
 
-    fn order(&self, order: &Value, descriptors: &[BorrowedFd<'_>]) {
+    pub(crate) fn order(&self, order: &Value, descriptors: &[BorrowedFd<'_>]) {
         let text = order.to_string();
         let length = u32::try_from(text.len()).unwrap().to_le_bytes();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
@@ -52,7 +52,7 @@ impl Worker {
         (&self.line).write_all(text.as_bytes()).unwrap();
     }
 
-    fn word(&self) -> Value {
+    pub(crate) fn word(&self) -> Value {
         let mut length = [0; 4];
         (&self.line).read_exact(&mut length).unwrap();
         let mut text = vec![0; u32::from_le_bytes(length) as usize];
@@ -77,7 +77,7 @@ fn the_monitor_that_an_older_holder_names_is_told_of_poison_and_the_holder_is_no
         let image = Image::in_memory(DeviceConfig::new(16 << 20, 64 << 20).superblock()).unwrap();
         let [api, ctl] = ["run/api.sock", "run/ctl.sock"].map(|name| claim(&place.path(name)).unwrap());
         let reported = monitor(&place.path("monitor.sock"));
-        let worker = Worker::start(&place);
+        let worker = Worker::start(place.serve(&[]));
         let open = json!({ "Open": {
             "image": "memory", "first": true, "deaths": 0, "careful": false, "ctl": [place.text("run/ctl.sock")],
             "tcp": false,
