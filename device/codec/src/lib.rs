@@ -66,12 +66,7 @@ mod zstd;
 #[doc(hidden)]
 pub mod internals {
     pub use crate::{
-        check::{Kernel as CheckKernel, Span, check},
-        head::mend,
-        kv::kernel::Kernel as KvKernel,
-        packkv::dense,
-        plane::{Kernel as PlaneKernel, Planes, ZEROS},
-        tree::{Decoder as TreeDecoder, Kernel as TreeKernel, Malformed, Workspace as TreeWorkspace},
+        check::check, head::mend, packkv::dense, plane::Kernel as PlaneKernel, tree::Kernel as TreeKernel,
     };
 }
 

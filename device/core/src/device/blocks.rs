@@ -342,7 +342,7 @@ impl BlockService {
         // only whole.
         let select = |stored: &Stored| if fits(stored, format) { mask } else { PlaneMask(u32::MAX) };
         // In two parts: asked for all lines at once, the processor does little else until most have
-        // come (measured by the benchmark disk/read/base).
+        // come.
         let half = (expected / 2).next_multiple_of(store::GRANULE_BYTES as u64);
         let prefetch = |bytes: Range<u64>| {
             if let Some(next) = next {
