@@ -328,9 +328,9 @@ impl Kernel {
         }
         let plan = self.plan(&census, raw)?;
         let coder = self.coder(plan.code);
-        let length = self.levels(values, raw, &coder, out, scratch, aside);
-        debug_assert!(length == Some(plan.length), "{length:?} instead of {}", plan.length);
-        length
+        let length = self.levels(values, &coder, out, scratch, aside);
+        debug_assert_eq!(length, plan.length, "a stream is as long as its plan says");
+        Some(length)
     }
 
     /// What values a block has, or `None` if they are too many.
@@ -367,23 +367,21 @@ impl Kernel {
         }
     }
 
-    /// Writes the stream of values by a code, which may have been made for others, if it is shorter
-    /// than `raw` and all have a code.
+    /// Writes the stream of values by the code that was made for them: its bytes.
     fn levels(
         self,
         values: &[u8],
-        raw: usize,
         coder: &Coder,
         out: &mut [u8],
         scratch: &mut Scratch,
         aside: &mut dyn FnMut(),
-    ) -> Option<usize> {
+    ) -> usize {
         assert!(self.is_available(), "{self:?} needs another processor");
         match self {
             // SAFETY: the processor has its features, as was asserted above.
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => unsafe { avx512::levels(values, raw, coder, out, scratch, aside) },
-            _ => compact::levels(values, raw, coder, out),
+            Self::Avx512 => unsafe { avx512::levels(values, coder, out, scratch, aside) },
+            _ => compact::levels(values, coder, out),
         }
     }
 
