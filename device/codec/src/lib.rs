@@ -42,7 +42,6 @@ mod check;
 mod context;
 mod crc;
 mod error;
-mod form;
 pub mod format;
 pub mod head;
 mod kernel;
@@ -72,10 +71,7 @@ pub mod internals {
 
 use std::{fmt, str::FromStr};
 
-pub use self::{
-    context::{Decoder, Encoder},
-    form::{FIELDS, Form},
-};
+pub use self::context::{Decoder, Encoder};
 
 /// Bytes of a logical block: one page, the unit that is split into planes, coded and indexed (TRACE
 /// III-A).

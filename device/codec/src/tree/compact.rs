@@ -171,7 +171,7 @@ fn levels_of<const W: usize>(values: &[u8], coder: &Coder, out: &mut [u8]) -> us
 }
 
 /// Decodes to the planes of as many values, the lowest bit's first, which are zero; see
-/// [`super::decode`].
+/// [`super::Kernel::decode_block`].
 pub(super) fn decode(
     stream: &[u8],
     length: usize,

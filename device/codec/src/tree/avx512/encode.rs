@@ -67,14 +67,8 @@ const RANKS: [[u8; STEP]; LONGEST] = {
 
 /// See [`super::super::compact::levels`].
 #[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
-pub(in super::super) fn levels(
-    values: &[u8],
-    coder: &Coder,
-    out: &mut [u8],
-    scratch: &mut Scratch,
-    aside: &mut dyn FnMut(),
-) -> usize {
-    if let Some(end) = three_and_three::encode::levels(values, coder, out, scratch, aside) {
+pub(in super::super) fn levels(values: &[u8], coder: &Coder, out: &mut [u8], scratch: &mut Scratch) -> usize {
+    if let Some(end) = three_and_three::encode::levels(values, coder, out, scratch) {
         return end;
     }
     let whole = coder.first_level() + 1;
@@ -93,9 +87,8 @@ pub(in super::super) fn levels(
         (6, _) => first_levels::<6, true>(values, coder, rows, scratch),
         _ => first_levels::<LONGEST, true>(values, coder, rows, scratch),
     };
-    aside();
     let mut writer = Writer::new(out, behind);
-    other_levels(count, coder.longest().saturating_sub(whole), &mut writer, scratch, aside);
+    other_levels(count, coder.longest().saturating_sub(whole), &mut writer, scratch);
     let at = writer.finish();
     let escapes = escapes(values, scratch);
     // Whole pieces fit behind.
@@ -227,13 +220,7 @@ pub(super) fn push(level: &mut Level, at: usize, goes_on: u64, marks: __m512i) -
 /// Writes `levels` levels, or those before the first without elements, of which the first has the
 /// `count` marks that the scratch's first level has.
 #[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi2")]
-fn other_levels(
-    mut count: usize,
-    mut levels: usize,
-    writer: &mut Writer<'_>,
-    scratch: &mut Scratch,
-    aside: &mut dyn FnMut(),
-) {
+fn other_levels(mut count: usize, mut levels: usize, writer: &mut Writer<'_>, scratch: &mut Scratch) {
     let below_end = _mm512_set1_epi8(!END.cast_signed());
     let Scratch { levels: [from, _, to, words, ..], masks: [_, bits, ones], .. } = scratch;
     let mut from: &mut Level = from.first_chunk_mut().expect("a level holds all elements");
@@ -254,7 +241,6 @@ fn other_levels(
             }
             going_on
         };
-        aside();
         (count, levels) = (going_on, levels - 1);
         std::mem::swap(&mut from, &mut to);
     }
