@@ -134,12 +134,12 @@ kernels! {
 
 impl Kernel {
     /// Codes the sign plane of a block of `format` into the front of `out`, if that takes less than
-    /// `limit` bytes and the plane has not so many ones that it is not tried: how many. If not, what
-    /// is in `out` is undefined.
+    /// `limit` bytes and the plane has not so many ones that it is not tried: how many. If not,
+    /// what is in `out` is undefined.
     ///
     /// # Panics
-    /// If the kernel is not available, `plane` is no plane of this format, or `out` has not [`SLACK`]
-    /// more than it.
+    /// If the kernel is not available, `plane` is no plane of this format, or `out` has not
+    /// [`SLACK`] more than it.
     pub(crate) fn encode(self, format: Format, plane: &[u8], limit: usize, out: &mut [u8]) -> Option<usize> {
         assert!(self.is_available(), "{self:?} needs another processor");
         assert_eq!(plane.len(), format.plane_bytes(), "a plane of {format}");
@@ -162,7 +162,8 @@ impl Kernel {
     /// [`Malformed`] when the bytes are no stream; `plane` is then undefined.
     ///
     /// # Panics
-    /// If the kernel is not available, `plane` is no plane of this format, or there are fewer bytes.
+    /// If the kernel is not available, `plane` is no plane of this format, or there are fewer
+    /// bytes.
     pub(crate) fn decode(
         self,
         format: Format,

@@ -1,5 +1,5 @@
-//! Whole rows to channels and back in AVX-512: [tiles](super::tiles) of four squares. On the way back
-//! differences can be undone, a register for the bases of as many columns.
+//! Whole rows to channels and back in AVX-512: [tiles](super::tiles) of four squares. On the way
+//! back differences can be undone, a register for the bases of as many columns.
 
 use std::{
     arch::x86_64::{

@@ -164,8 +164,8 @@ pub(super) fn fp8_to_bf16(
     portable(last, rest, end);
 }
 
-/// What makes bf16 of two blocks of fp8 at a time, where no result is subnormal or too large: of each
-/// code the two bytes of its bf16 are looked up, and the scale is added to the exponent.
+/// What makes bf16 of two blocks of fp8 at a time, where no result is subnormal or too large: of
+/// each code the two bytes of its bf16 are looked up, and the scale is added to the exponent.
 struct Wide {
     /// The scales of which no result is subnormal or too large.
     scales: RangeInclusive<u8>,

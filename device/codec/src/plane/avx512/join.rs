@@ -149,8 +149,8 @@ pub(crate) fn bytes_of(gathered: &Eight) -> Eight {
 unsafe fn join_16(planes: &[&[u8]; 16], words: &mut BlockWords) {
     let (steps, _) = words.as_chunks_mut::<1024>();
     for (step, words) in steps.iter_mut().enumerate() {
-        // Of pointers a compiler knows nothing then: it would copy all to the stack before the first
-        // step.
+        // Of pointers a compiler knows nothing then: it would copy all to the stack before the
+        // first step.
         let planes = black_box(planes);
         // SAFETY: there are four steps.
         join_lines_16(&unsafe { load_planes(planes, 64 * step) }, words);

@@ -95,8 +95,8 @@ pub(in super::super) fn decode_bf16(block: &mut Bf16<'_>, decoder: &mut Decoder)
     let Decoder { tables, buffers, three_and_three: their_buffers, stream: copy } = decoder;
     let code = tables.read(block.stream, block.length, u8::MAX.into())?;
     let stream = with_slack(block.stream, block.length, copy);
-    // Values come rotated: so each of their bits is at its place in one of a word's bytes. The first
-    // bit's row is in the last byte.
+    // Values come rotated: so each of their bits is at its place in one of a word's bytes. The
+    // first bit's row is in the last byte.
     let matrix = (ROTATED & (0x0101_0101_0101_0101 * u64::from(block.wanted))).cast_signed();
     let planes = block.planes.map(|plane| plane.as_chunks().0.first_chunk().expect("a plane's lines"));
     let lines: &mut [[[[u8; STEP]; 2]; EIGHT]; STEPS] =
