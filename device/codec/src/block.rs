@@ -26,7 +26,7 @@ pub use self::stored::most_bytes;
 use self::stored::trailing_check;
 pub use self::stored::{Joint, MAX_CHECKS, Parts, Stored, StoredPlane, StoredPlanes};
 use super::{
-    Codec, Form,
+    Codec,
     check::{self, Span},
     crc::crc32c,
     head::{self, Details, Head, MAX_HEAD},
@@ -182,7 +182,7 @@ impl Bundle {
         const RAW: usize = FORMAT.plane_bytes();
         let out = &mut self.bytes;
         let mut whole = Whole::default();
-        tree::encode_bf16(words, &mut encoder.tree, out, &mut whole);
+        tree::Kernel::best().encode_bf16(words, &mut encoder.tree, out, &mut whole);
         let Whole { length, ref checks, noise: u8::MAX } = whole else {
             let mut stream = [0; tree::joint_bytes(FORMAT)];
             let stream = &mut stream[..whole.length];
@@ -224,7 +224,7 @@ impl Bundle {
             let mut signs = 0;
             if with_tree && seen.constant & 1 == 0 {
                 let out = &mut self.bytes[head::signs_at()..];
-                signs = signs::encode(format, &split[..raw], raw, out).unwrap_or(0);
+                signs = signs::Kernel::best().encode(format, &split[..raw], raw, out).unwrap_or(0);
             }
             if signs > 0 {
                 // Nothing is left of the plane.
@@ -296,7 +296,7 @@ impl Bundle {
 
     /// Appends the plane tree of a block's joint planes, if that makes them shorter.
     fn append_tree(&mut self, tree: &mut tree::Workspace, format: Format, words: &BlockWords) -> Joint {
-        let length = tree::encode(format, words, tree, &mut self.bytes[self.length..]);
+        let length = tree::Kernel::best().encode_block(format, words, tree, &mut self.bytes[self.length..]);
         self.joint(length.unwrap_or(0))
     }
 
@@ -360,23 +360,6 @@ impl Default for Bundle {
 }
 
 impl Stored {
-    /// As [`Self::decode`], to elements that may be in this form: the form they are in.
-    pub(crate) fn decode_to(
-        &self,
-        decoder: &mut BlockDecoder,
-        mask: PlaneMask,
-        bundle: &[u8; MAX_BUNDLE],
-        form: Form,
-        words: &mut BlockWords,
-    ) -> Result<Form, BlockError> {
-        match self {
-            Self::Planes(planes) if planes.is_bf16_beside_noise(mask) => {
-                planes.decode_bf16(&mut decoder.tree, mask, bundle, form, words)
-            }
-            _ => self.decode(decoder, mask, bundle, words, &mut None).map(|()| Form::Words),
-        }
-    }
-
     /// As [`Decoder::block`](crate::Decoder::block); puts the head in `head` if there is one, and
     /// leaves that as it was if not. It is not in the result, which is copied on its way, and does
     /// not count if there is an error.
@@ -402,7 +385,7 @@ impl Stored {
                 Ok(decoder.bytes.decompress(*codec, bytes, words)?)
             }
             Self::Planes(planes) if planes.is_bf16_beside_noise(mask) => {
-                planes.decode_bf16(&mut decoder.tree, mask, bundle, Form::Words, words).map(drop)
+                planes.decode_bf16(&mut decoder.tree, mask, bundle, words)
             }
             Self::Planes(planes) => planes.decode(decoder, mask, bundle, words, head),
         }
@@ -469,7 +452,12 @@ impl StoredPlanes {
             if !read.signs.is_empty() && wanted & 1 == 1 {
                 let (out, rest) = space.split_at_mut(raw);
                 space = rest;
-                signs::decode(self.format, &bundle[head::signs_at()..], read.signs.len(), out)?;
+                signs::Kernel::best().decode(
+                    self.format,
+                    &bundle[head::signs_at()..],
+                    read.signs.len(),
+                    out,
+                )?;
                 found[count - 1] = out;
                 wanted ^= 1;
             }
@@ -541,7 +529,15 @@ impl Joint {
         words: &mut BlockWords,
     ) -> Result<(), BlockError> {
         self.check(bundle)?;
-        Ok(tree::decode(format, bundle, self.length.into(), mask, planes, words, decoder)?)
+        Ok(tree::Kernel::best().decode_block(
+            format,
+            bundle,
+            self.length.into(),
+            mask,
+            planes,
+            words,
+            decoder,
+        )?)
     }
 
     /// Compares the stream at the front of `bundle` with its checksum.

@@ -34,7 +34,7 @@ const ROW: usize = 64;
 
 /// Where a plane's stored bytes lie in their bundle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Span {
+pub(crate) struct Span {
     /// The first of them.
     pub start: u16,
     /// How many.
@@ -43,14 +43,14 @@ pub struct Span {
 
 impl Span {
     /// The place as a range.
-    pub fn range(self) -> std::ops::Range<usize> {
+    pub(crate) fn range(self) -> std::ops::Range<usize> {
         usize::from(self.start)..usize::from(self.start) + usize::from(self.length)
     }
 }
 
 kernels! {
     /// A way to compute checks.
-    pub enum Kernel {
+    pub(crate) enum Kernel {
         /// Plain Rust.
         Portable,
         /// AVX2, which multiplies by a constant through tables of nibbles.
@@ -62,7 +62,7 @@ kernels! {
 
 impl Kernel {
     /// [`checks`] by this kernel, which must be available.
-    pub fn checks(self, bundle: &[u8], planes: &[Span], checks: &mut [u16]) {
+    pub(crate) fn checks(self, bundle: &[u8], planes: &[Span], checks: &mut [u16]) {
         assert!(self.is_available(), "{self:?} needs another processor");
         assert!(planes.len() == checks.len(), "a check for each plane");
         match self {
@@ -77,7 +77,7 @@ impl Kernel {
     }
 
     /// [`differ`] by this kernel, which must be available.
-    pub fn differ(self, bundle: &[u8], planes: &[Span], checks: &[u16]) -> u32 {
+    pub(crate) fn differ(self, bundle: &[u8], planes: &[Span], checks: &[u16]) -> u32 {
         assert!(self.is_available(), "{self:?} needs another processor");
         assert!(planes.len() == checks.len() && planes.len() <= 32, "a check for each plane of a block");
         match self {

@@ -5,7 +5,7 @@
 //! whatever was coded before and by whom.
 
 use crate::{
-    BlockWords, Codec, Form, Undecodable,
+    BlockWords, Codec, Undecodable,
     block::{BlockError, Bundle, MAX_BUNDLE, Stored},
     format::Format,
     kv::{self, Coding, Shape, window::Coded},
@@ -102,22 +102,6 @@ impl Decoder {
         words: &mut BlockWords,
     ) -> Result<(), BlockError> {
         stored.decode(&mut self.block, mask, bundle, words, &mut None)
-    }
-
-    /// As [`Self::block`], to elements that may be in this form: the form they are in.
-    ///
-    /// # Errors
-    /// [`BlockError`] when bytes that were looked at are damaged.
-    #[inline]
-    pub fn block_to(
-        &mut self,
-        stored: &Stored,
-        mask: PlaneMask,
-        bundle: &[u8; MAX_BUNDLE],
-        form: Form,
-        words: &mut BlockWords,
-    ) -> Result<Form, BlockError> {
-        stored.decode_to(&mut self.block, mask, bundle, form, words)
     }
 
     /// Decompresses `stored`, of [`Encoder::bytes`], to exactly fill `out`.

@@ -42,7 +42,6 @@ mod check;
 mod context;
 mod crc;
 mod error;
-mod form;
 pub mod format;
 pub mod head;
 mod kernel;
@@ -66,21 +65,13 @@ mod zstd;
 #[doc(hidden)]
 pub mod internals {
     pub use crate::{
-        check::{Kernel as CheckKernel, Span, check},
-        head::mend,
-        kv::kernel::Kernel as KvKernel,
-        packkv::dense,
-        plane::{Kernel as PlaneKernel, Planes, ZEROS},
-        tree::{Decoder as TreeDecoder, Kernel as TreeKernel, Malformed, Workspace as TreeWorkspace},
+        check::check, head::mend, packkv::dense, plane::Kernel as PlaneKernel, tree::Kernel as TreeKernel,
     };
 }
 
 use std::{fmt, str::FromStr};
 
-pub use self::{
-    context::{Decoder, Encoder},
-    form::{FIELDS, Form},
-};
+pub use self::context::{Decoder, Encoder};
 
 /// Bytes of a logical block: one page, the unit that is split into planes, coded and indexed (TRACE
 /// III-A).

@@ -133,7 +133,13 @@ kernels! {
 }
 
 impl Kernel {
-    /// [`encode`] by this kernel, which must be available.
+    /// Codes the sign plane of a block of `format` into the front of `out`, if that takes less than
+    /// `limit` bytes and the plane has not so many ones that it is not tried: how many. If not,
+    /// what is in `out` is undefined.
+    ///
+    /// # Panics
+    /// If the kernel is not available, `plane` is no plane of this format, or `out` has not
+    /// [`SLACK`] more than it.
     pub(crate) fn encode(self, format: Format, plane: &[u8], limit: usize, out: &mut [u8]) -> Option<usize> {
         assert!(self.is_available(), "{self:?} needs another processor");
         assert_eq!(plane.len(), format.plane_bytes(), "a plane of {format}");
@@ -149,10 +155,15 @@ impl Kernel {
         }
     }
 
-    /// [`decode`] by this kernel, which must be available.
+    /// Decodes the first `length` of `bytes`, a stream, to the sign plane of a block of `format`.
+    /// Bytes behind it may be looked at, and may be anything.
     ///
     /// # Errors
-    /// As [`decode`].
+    /// [`Malformed`] when the bytes are no stream; `plane` is then undefined.
+    ///
+    /// # Panics
+    /// If the kernel is not available, `plane` is no plane of this format, or there are fewer
+    /// bytes.
     pub(crate) fn decode(
         self,
         format: Format,
@@ -172,28 +183,6 @@ impl Kernel {
             Self::Avx512 => unsafe { avx512::decode(bytes, length, plane) },
         }
     }
-}
-
-/// Codes the sign plane of a block of `format` into the front of `out`, if that takes less than
-/// `limit` bytes and the plane has not so many ones that it is not tried: how many. If not, what is
-/// in `out` is undefined.
-///
-/// # Panics
-/// If `plane` is no plane of this format, or `out` has not [`SLACK`] more than it.
-pub(crate) fn encode(format: Format, plane: &[u8], limit: usize, out: &mut [u8]) -> Option<usize> {
-    Kernel::best().encode(format, plane, limit, out)
-}
-
-/// Decodes the first `length` of `bytes`, a stream, to the sign plane of a block of `format`. Bytes
-/// behind it may be looked at, and may be anything.
-///
-/// # Errors
-/// [`Malformed`] when the bytes are no stream; `plane` is then undefined.
-///
-/// # Panics
-/// If `plane` is no plane of this format, or there are fewer bytes.
-pub(crate) fn decode(format: Format, bytes: &[u8], length: usize, plane: &mut [u8]) -> Result<(), Malformed> {
-    Kernel::best().decode(format, bytes, length, plane)
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -10,8 +10,7 @@
 //!   differ from the one 1, 2, 3, 4, 8, 16, 32, 64 or 128 places behind, round the word or the
 //!   plane. LZ4 gains only by four equal bytes and ZSTD's tables cost it more than so little skew
 //!   gains, so neither makes such a plane shorter unless what repeats in it is further apart.
-//! * Kernels are this source, compiled for what the processor has, and for what is beside a tree
-//!   AVX-512's own.
+//! * Kernels are this source, compiled for what the processor has.
 
 #![expect(clippy::inline_always, reason = "only inlined code takes on its caller's processor features")]
 
@@ -81,12 +80,7 @@ pub(super) fn survey(planes: &[u8], plane_bytes: usize, beside_tree: bool) -> Su
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use std::arch::x86_64::{
-        __m512i, _mm512_add_epi64, _mm512_alignr_epi64, _mm512_cmpeq_epi64_mask, _mm512_loadu_si512,
-        _mm512_mask_cmpeq_epi64_mask, _mm512_popcnt_epi64, _mm512_reduce_add_epi64, _mm512_setzero_si512,
-    };
-
-    use super::{Survey, is_even_beside_tree, survey_here};
+    use super::{Survey, survey_here};
 
     #[target_feature(enable = "avx2,popcnt")]
     pub(super) fn survey_avx2(planes: &[u8], plane_bytes: usize, beside_tree: bool) -> Survey {
@@ -95,48 +89,7 @@ mod x86 {
 
     #[target_feature(enable = "avx2,popcnt,avx512f,avx512bw,avx512vl,avx512vpopcntdq")]
     pub(super) fn survey_avx512(planes: &[u8], plane_bytes: usize, beside_tree: bool) -> Survey {
-        if !beside_tree {
-            return survey_here(planes, plane_bytes, beside_tree);
-        }
-        match plane_bytes {
-            128 => lines::<2>(planes),
-            256 => lines::<4>(planes),
-            512 => lines::<8>(planes),
-            _ => lines::<16>(planes),
-        }
-    }
-
-    /// What is beside a tree, in planes of so many lines.
-    #[inline]
-    #[target_feature(enable = "avx2,popcnt,avx512f,avx512bw,avx512vl,avx512vpopcntdq")]
-    fn lines<const LINES: usize>(planes: &[u8]) -> Survey {
-        let mut survey = Survey::default();
-        for (index, plane) in planes.as_chunks::<64>().0.as_chunks::<LINES>().0.iter().enumerate() {
-            let (mut ones, mut repeats) = (_mm512_setzero_si512(), 0_u128);
-            // What was just stored is loaded as it was: what straddles two stores waits for both.
-            let mut line = load(&plane[0]);
-            for next in &plane[1..] {
-                let next = load(next);
-                ones = _mm512_add_epi64(ones, _mm512_popcnt_epi64(line));
-                let equal = _mm512_cmpeq_epi64_mask(line, _mm512_alignr_epi64::<1>(next, line));
-                repeats = repeats << 8 | u128::from(equal);
-                line = next;
-            }
-            // The last word has none behind it.
-            ones = _mm512_add_epi64(ones, _mm512_popcnt_epi64(line));
-            let equal = _mm512_mask_cmpeq_epi64_mask(0x7f, line, _mm512_alignr_epi64::<1>(line, line));
-            repeats = repeats << 8 | u128::from(equal);
-            let ones = usize::try_from(_mm512_reduce_add_epi64(ones)).expect("at most a plane's bits");
-            let is_even = is_even_beside_tree(ones, repeats.count_ones() as usize, 64 * LINES);
-            survey.note(index, 512 * LINES, ones, is_even);
-        }
-        survey
-    }
-
-    #[target_feature(enable = "avx512f")]
-    fn load(line: &[u8; 64]) -> __m512i {
-        // SAFETY: the array has the register's 64 bytes, and the load needs no alignment.
-        unsafe { _mm512_loadu_si512(line.as_ptr().cast()) }
+        survey_here(planes, plane_bytes, beside_tree)
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::{BlockError, MAX_BUNDLE, MAX_CHECKS, MAX_PLANES, StoredPlanes};
 use crate::{
-    BlockWords, Form,
+    BlockWords,
     check::Span,
     crc::crc32c,
     format::Format,
@@ -44,7 +44,6 @@ impl StoredPlanes {
         &self,
         mask: PlaneMask,
         bundle: &'a [u8; MAX_BUNDLE],
-        form: Form,
         words: &'a mut BlockWords,
     ) -> tree::Bf16<'a> {
         let length = usize::from(self.joint.length);
@@ -63,7 +62,7 @@ impl StoredPlanes {
             }
         }
         let [wanted, ..] = (mask.0 >> LOWER).to_le_bytes();
-        tree::Bf16 { stream: behind, length, wanted, planes, words, form, checks: [0; 8] }
+        tree::Bf16 { stream: behind, length, wanted, planes, words, checks: [0; 8] }
     }
 
     /// The checks of the planes in `mask`, the most significant first; of the others zeros, which
@@ -81,23 +80,21 @@ impl StoredPlanes {
         checks
     }
 
-    /// Decodes such a block, which may be in this form: the form it is in.
+    /// Decodes such a block.
     pub(super) fn decode_bf16(
         &self,
         decoder: &mut tree::Decoder,
         mask: PlaneMask,
         bundle: &[u8; MAX_BUNDLE],
-        form: Form,
         words: &mut BlockWords,
-    ) -> Result<Form, BlockError> {
-        let mut block = self.bf16(mask, bundle, form, words);
-        let decoded = tree::decode_bf16(&mut block, decoder);
+    ) -> Result<(), BlockError> {
+        let mut block = self.bf16(mask, bundle, words);
+        let decoded = tree::Kernel::best().decode_bf16(&mut block, decoder);
         let stream = &block.stream[..block.length];
         if decoded.is_ok() && block.checks == self.bf16_checks(mask) && crc32c(stream) == self.joint.check {
-            return Ok(block.form);
+            return Ok(());
         }
-        let form = block.form;
-        self.damage_of_bf16(mask, bundle, decoded).map(|()| form)
+        self.damage_of_bf16(mask, bundle, decoded)
     }
 
     /// What is damaged.
@@ -123,22 +120,11 @@ mod tests {
 
     use super::*;
     use crate::{
-        BLOCK_BYTES, Codec, Encoder, FIELDS,
+        BLOCK_BYTES, Codec, Encoder,
         block::{Bundle, Stored},
         testing::words,
         workspace::BlockDecoder,
     };
-
-    /// The words of these fields.
-    fn joined(fields: &BlockWords) -> BlockWords {
-        let mut words = [0; BLOCK_BYTES];
-        for (element, word) in words.as_chunks_mut().0.iter_mut().enumerate() {
-            let at = element / FIELDS * 2 * FIELDS + element % FIELDS;
-            let (exponent, rest) = (fields[at], fields[at + FIELDS]);
-            *word = [exponent << 7 | rest & 0x7f, rest & 0x80 | exponent >> 1];
-        }
-        words
-    }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(256))]
@@ -168,18 +154,10 @@ mod tests {
             let (mut got, mut want) = ([0; BLOCK_BYTES], [0; BLOCK_BYTES]);
             let mut decoder = BlockDecoder::default();
             let as_others = stored.decode_planes(&mut decoder, mask, &bytes, &mut want).map(drop);
-            for form in [Form::Words, Form::Fields] {
-                let told = stored.decode_bf16(&mut decoder.tree, mask, &bytes, form, &mut got);
-                prop_assert_eq!(&told.as_ref().map(drop), &as_others.as_ref().map(drop));
-                #[cfg(target_arch = "x86_64")]
-                if tree::Kernel::best() == tree::Kernel::Avx512 {
-                    prop_assert!(told.as_ref().is_ok_and(|told| *told == form) || told.is_err());
-                }
-                match told {
-                    Ok(Form::Words) => prop_assert!(got == want),
-                    Ok(Form::Fields) => prop_assert!(form == Form::Fields && joined(&got) == want),
-                    Err(_) => {}
-                }
+            let told = stored.decode_bf16(&mut decoder.tree, mask, &bytes, &mut got);
+            prop_assert_eq!(&told, &as_others);
+            if told.is_ok() {
+                prop_assert!(got == want);
             }
         }
     }

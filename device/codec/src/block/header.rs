@@ -6,7 +6,7 @@
 
 use super::{Bundle, MAX_BUNDLE, MAX_HEAD, MAX_PLANES, Stored, StoredPlanes};
 use crate::{
-    BlockWords, Codec, Form,
+    BlockWords, Codec,
     crc::crc32c,
     format::Format,
     head::{self, Details, Found, Head},
@@ -37,7 +37,7 @@ impl Bundle {
     ) {
         let out = &mut self.bytes[MAX_HEAD..];
         let mut whole = Whole::default();
-        tree::encode_bf16(words, &mut encoder.tree, out, &mut whole);
+        tree::Kernel::best().encode_bf16(words, &mut encoder.tree, out, &mut whole);
         // Without a stream its length is zero.
         let Whole { length, ref checks, noise } = whole;
         let end = MAX_HEAD + RAW + length + LOWER_PLANES * RAW;
@@ -48,7 +48,9 @@ impl Bundle {
         let mut at_once = length > 0 && noise | SIGN == u8::MAX && !same;
         let mut signs = 0;
         if at_once {
-            signs = signs::encode(FORMAT, sign_plane, RAW, &mut front[head::signs_at()..]).unwrap_or(0);
+            signs = signs::Kernel::best()
+                .encode(FORMAT, sign_plane, RAW, &mut front[head::signs_at()..])
+                .unwrap_or(0);
             at_once = signs > 0 || noise & SIGN > 0;
         }
         if !at_once {
@@ -131,7 +133,7 @@ impl StoredPlanes {
             zeros
         } else if in_head {
             let coded = &bundle[head::signs_at()..];
-            if signs::decode(FORMAT, coded, head.signs.len(), &mut space.0).is_err() {
+            if signs::Kernel::best().decode(FORMAT, coded, head.signs.len(), &mut space.0).is_err() {
                 return false;
             }
             &space.0
@@ -152,9 +154,8 @@ impl StoredPlanes {
         }
         let [wanted, ..] = (mask.0 >> LOWER_PLANES).to_le_bytes();
         let (from, length) = (&bundle[stream.start..], stream.len());
-        let form = Form::Words;
-        let mut block = tree::Bf16 { stream: from, length, wanted, planes, words, form, checks: [0; 8] };
-        if tree::decode_bf16(&mut block, decoder).is_err() {
+        let mut block = tree::Bf16 { stream: from, length, wanted, planes, words, checks: [0; 8] };
+        if tree::Kernel::best().decode_bf16(&mut block, decoder).is_err() {
             return false;
         }
         let (found, stored) = (&block.checks, &self.checks);

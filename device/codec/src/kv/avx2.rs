@@ -45,7 +45,7 @@ pub(super) fn forward<const W: usize, const N: usize>(
     check::<W, N>(order, &columns, wide::<W>(), from.len(), to.len());
     for left in columns.step_by(wide::<W>()) {
         let starts = starts::<W>(cut, left, wide::<W>());
-        for row in tops(0, cut.rows, N) {
+        for row in tops(cut.rows, N) {
             let mut tile = [_mm256_setzero_si256(); N];
             let first = (cut.head + left) * W + row * length;
             for (i, register) in tile.iter_mut().enumerate() {
@@ -83,7 +83,7 @@ pub(super) fn backward<const W: usize, const N: usize>(
     check::<W, N>(order, &columns, wide::<W>(), from.len(), to.len());
     for left in columns.step_by(wide::<W>()) {
         let starts = starts::<W>(cut, left, wide::<W>());
-        for row in tops(0, cut.rows, N) {
+        for row in tops(cut.rows, N) {
             let mut tile = [_mm256_setzero_si256(); N];
             for (column, register) in tile.iter_mut().enumerate() {
                 // SAFETY: as in `forward`, what is stored there is loaded here.

@@ -1,20 +1,17 @@
-//! Whole rows to channels and back in AVX-512: [tiles](super::tiles) of four squares. Two tiles are
-//! done together, one above the other, so that a column's elements go and come 32 bytes at a time.
-//! On the way back differences can be undone, a register for the bases of as many columns.
+//! Whole rows to channels and back in AVX-512: [tiles](super::tiles) of four squares. On the way
+//! back differences can be undone, a register for the bases of as many columns.
 
 use std::{
     arch::x86_64::{
-        __m256i, __m512i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm_storeu_si128, _mm256_loadu_si256,
-        _mm256_storeu_si256, _mm512_and_si512, _mm512_castsi128_si512, _mm512_castsi256_si512,
-        _mm512_castsi512_si128, _mm512_castsi512_si256, _mm512_cvtepi16_epi8, _mm512_cvtepi32_epi8,
-        _mm512_cvtepu8_epi16, _mm512_cvtepu8_epi32, _mm512_extracti32x4_epi32, _mm512_extracti64x4_epi64,
-        _mm512_inserti32x4, _mm512_loadu_si512, _mm512_mask_broadcast_i64x4, _mm512_max_epu8,
-        _mm512_max_epu16, _mm512_max_epu32, _mm512_or_si512, _mm512_permutex2var_epi64, _mm512_set_epi64,
-        _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_setzero_si512, _mm512_shuffle_i64x2,
-        _mm512_sll_epi16, _mm512_sll_epi32, _mm512_srl_epi16, _mm512_srl_epi32, _mm512_storeu_si512,
-        _mm512_sub_epi8, _mm512_sub_epi16, _mm512_sub_epi32, _mm512_ternarylogic_epi64, _mm512_unpackhi_epi8,
-        _mm512_unpackhi_epi16, _mm512_unpackhi_epi32, _mm512_unpacklo_epi8, _mm512_unpacklo_epi16,
-        _mm512_unpacklo_epi32,
+        __m512i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm_storeu_si128, _mm512_and_si512,
+        _mm512_castsi128_si512, _mm512_castsi256_si512, _mm512_castsi512_si128, _mm512_castsi512_si256,
+        _mm512_cvtepi16_epi8, _mm512_cvtepi32_epi8, _mm512_cvtepu8_epi16, _mm512_cvtepu8_epi32,
+        _mm512_extracti32x4_epi32, _mm512_inserti32x4, _mm512_loadu_si512, _mm512_max_epu8, _mm512_max_epu16,
+        _mm512_max_epu32, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32,
+        _mm512_setzero_si512, _mm512_sll_epi16, _mm512_sll_epi32, _mm512_srl_epi16, _mm512_srl_epi32,
+        _mm512_storeu_si512, _mm512_sub_epi8, _mm512_sub_epi16, _mm512_sub_epi32, _mm512_ternarylogic_epi64,
+        _mm512_unpackhi_epi8, _mm512_unpackhi_epi16, _mm512_unpackhi_epi32, _mm512_unpacklo_epi8,
+        _mm512_unpacklo_epi16, _mm512_unpacklo_epi32,
     },
     ops::Range,
 };
@@ -32,12 +29,6 @@ const ROW: usize = 64;
 pub(super) const fn wide<const W: usize>() -> usize {
     ROW / W
 }
-/// Rows that are done together if there are as many; of bytes there are too few registers for two
-/// tiles.
-const fn tall<const W: usize, const N: usize>() -> usize {
-    if W == 1 { N } else { 2 * N }
-}
-
 turn!(
     "avx512f,avx512bw",
     __m512i,
@@ -127,38 +118,13 @@ unsafe fn forward_strip<const W: usize, const N: usize>(
     starts: impl Fn(usize) -> usize,
     to: *mut u8,
 ) {
-    let turned = |row: usize| {
+    for row in tops(rows, N) {
         let mut tile = [_mm512_setzero_si512(); N];
         for (i, register) in tile.iter_mut().enumerate() {
             *register = load(row + i);
         }
         turn::<W, N>(&mut tile);
-        tile
-    };
-    let mut row = 0;
-    if tall::<W, N>() > N {
-        // Of lanes 0 to 3 of both: the first two in turn, and the last two.
-        let low = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);
-        let high = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
-        while row + 2 * N <= rows {
-            let (upper, lower) = (turned(row), turned(row + N));
-            for (column, (a, b)) in upper.into_iter().zip(lower).enumerate() {
-                for (square, order) in [(0, low), (2, high)] {
-                    let both = _mm512_permutex2var_epi64(a, order, b);
-                    let halves = [_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64::<1>(both)];
-                    for (square, rows) in (square..).zip(halves) {
-                        let at = starts(square * N + column) + row * W;
-                        // SAFETY: as the caller promises, for these 2 · `N` rows take 32 bytes. The
-                        // store needs no alignment.
-                        unsafe { _mm256_storeu_si256(to.add(at).cast(), rows) };
-                    }
-                }
-            }
-            row += 2 * N;
-        }
-    }
-    for row in tops(row, rows, N) {
-        for (column, register) in turned(row).into_iter().enumerate() {
+        for (column, register) in tile.into_iter().enumerate() {
             let squares = [
                 _mm512_castsi512_si128(register),
                 _mm512_extracti32x4_epi32::<1>(register),
@@ -167,7 +133,8 @@ unsafe fn forward_strip<const W: usize, const N: usize>(
             ];
             for (square, rows) in squares.into_iter().enumerate() {
                 let at = starts(square * N + column) + row * W;
-                // SAFETY: as above, for these `N` rows take 16 bytes.
+                // SAFETY: as the caller promises, for these `N` rows take 16 bytes. The store
+                // needs no alignment.
                 unsafe { _mm_storeu_si128(to.add(at).cast(), rows) };
             }
         }
@@ -236,39 +203,13 @@ unsafe fn backward_strip<const W: usize, const N: usize>(
     starts: impl Fn(usize) -> usize,
     mut store: impl FnMut(usize, __m512i),
 ) {
-    let mut row = 0;
-    if tall::<W, N>() > N {
-        while row + 2 * N <= rows {
-            let (mut upper, mut lower) = ([_mm512_setzero_si512(); N], [_mm512_setzero_si512(); N]);
-            for column in 0..N {
-                // Both tiles' rows of two columns.
-                let two = |square: usize| {
-                    let at = |square: usize| starts(square * N + column) + row * W;
-                    // SAFETY: as the caller promises, for 2 · `N` rows take 32 bytes. The loads
-                    // need no alignment.
-                    let load = |at: usize| -> __m256i { unsafe { _mm256_loadu_si256(from.add(at).cast()) } };
-                    let first = _mm512_castsi256_si512(load(at(square)));
-                    _mm512_mask_broadcast_i64x4(first, 0xf0, load(at(square + 1)))
-                };
-                let (left, right) = (two(0), two(2));
-                upper[column] = _mm512_shuffle_i64x2::<0b10_00_10_00>(left, right);
-                lower[column] = _mm512_shuffle_i64x2::<0b11_01_11_01>(left, right);
-            }
-            for (first, mut tile) in [(row, upper), (row + N, lower)] {
-                turn::<W, N>(&mut tile);
-                for (i, register) in tile.into_iter().enumerate() {
-                    store(first + i, register);
-                }
-            }
-            row += 2 * N;
-        }
-    }
-    for row in tops(row, rows, N) {
+    for row in tops(rows, N) {
         let mut tile = [_mm512_setzero_si512(); N];
         for (column, register) in tile.iter_mut().enumerate() {
             let squares: [_; 4] = std::array::from_fn(|square| {
                 let at = starts(square * N + column) + row * W;
-                // SAFETY: as above, for `N` rows take 16 bytes.
+                // SAFETY: as the caller promises, for `N` rows take 16 bytes. The load needs no
+                // alignment.
                 unsafe { _mm_loadu_si128(from.add(at).cast()) }
             });
             let two = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(squares[0]), squares[1]);

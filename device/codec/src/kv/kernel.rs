@@ -12,7 +12,7 @@ use crate::{BlockWords, kernel::kernels};
 
 kernels! {
     /// A processor's way to run the loops.
-    pub enum Kernel {
+    pub(crate) enum Kernel {
         /// Any processor.
         Portable,
         /// AVX2.
@@ -26,7 +26,7 @@ kernels! {
 macro_rules! compiled {
     ($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) = $inner:path) => {
         $(#[$doc])*
-        pub fn $name(self, $($argument: $type),*) {
+        pub(crate) fn $name(self, $($argument: $type),*) {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
             fn avx2($($argument: $type),*) {
@@ -53,13 +53,19 @@ macro_rules! compiled {
 
 impl Kernel {
     /// [`Order::channel_major`] by this kernel, which must be available.
-    pub fn channel_major(self, order: &Order, deltas: Option<ColumnBases<'_>>, from: &[u8], to: &mut [u8]) {
+    pub(crate) fn channel_major(
+        self,
+        order: &Order,
+        deltas: Option<ColumnBases<'_>>,
+        from: &[u8],
+        to: &mut [u8],
+    ) {
         assert!(self.is_available(), "{self:?} needs another processor");
         order::channel_major(self, order, deltas, from, to);
     }
 
     /// [`Order::token_major`] by this kernel, which must be available.
-    pub fn token_major(self, order: &Order, deltas: Option<&Columns<'_>>, from: &[u8], to: &mut [u8]) {
+    pub(crate) fn token_major(self, order: &Order, deltas: Option<&Columns<'_>>, from: &[u8], to: &mut [u8]) {
         assert!(self.is_available(), "{self:?} needs another processor");
         order::token_major(self, order, deltas, from, to);
     }

@@ -19,7 +19,7 @@ const MAX_REFERENCES: usize = MAX_ROWS * reference_bits(MAX_ROWS) / 8;
 
 /// Which rows repeat.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Repeats {
+pub(crate) struct Repeats {
     /// For each whole row: the number of the kept row that it is or is equal to.
     of: Vec<u16>,
     /// Which rows repeat, the first in the lowest bit.
@@ -31,7 +31,7 @@ pub struct Repeats {
 impl Repeats {
     /// The rows of the token-major `window` that repeat, if leaving them out is worth the list of
     /// them.
-    pub fn find(order: &Order, window: &[u8]) -> Option<Self> {
+    pub(crate) fn find(order: &Order, window: &[u8]) -> Option<Self> {
         let length = order.columns * order.width;
         let rows = order.rows();
         if length < MIN_ROW || !(2..=MAX_ROWS).contains(&rows) {
@@ -44,13 +44,13 @@ impl Repeats {
     }
 
     /// The shape of the window without the rows that repeat.
-    pub fn compact_order(&self, order: &Order) -> Order {
+    pub(crate) fn compact_order(&self, order: &Order) -> Order {
         order.without_rows(self.of.len() - self.kept)
     }
 
     /// Copies the token-major `window` but for the rows that repeat to the front of `to`, which is
     /// no shorter; what is behind is undefined then.
-    pub fn compact(&self, order: &Order, window: &[u8], to: &mut [u8]) {
+    pub(crate) fn compact(&self, order: &Order, window: &[u8], to: &mut [u8]) {
         let (length, head) = (order.columns * order.width, order.head() * order.width);
         let (rows, end) = (head + self.of.len() * length, order.elements * order.width);
         to[..head].copy_from_slice(&window[..head]);
@@ -60,7 +60,7 @@ impl Repeats {
     }
 
     /// Undoes [`Self::compact`] in place; `order` is the whole window's.
-    pub fn expand(&self, order: &Order, window: &mut [u8]) {
+    pub(crate) fn expand(&self, order: &Order, window: &mut [u8]) {
         let (length, head) = (order.columns * order.width, order.head() * order.width);
         let (kept, rows) = (head + self.kept * length, head + self.of.len() * length);
         let tail = order.elements * order.width - rows;
@@ -74,7 +74,7 @@ impl Repeats {
     }
 
     /// Appends the list to `out`.
-    pub fn write(&self, out: &mut Vec<u8>) {
+    pub(crate) fn write(&self, out: &mut Vec<u8>) {
         let end = out.len() + self.bytes();
         for (word, rows) in self.repeat.iter().zip(self.of.chunks(64)) {
             out.extend_from_slice(&word.to_le_bytes()[..rows.len().div_ceil(8)]);
@@ -100,7 +100,7 @@ impl Repeats {
 
     /// Reads the list of a window of `rows` whole rows from the front of `bytes`: the list and what
     /// is behind it; `None` if that is none.
-    pub fn read(rows: usize, bytes: &[u8]) -> Option<(Self, &[u8])> {
+    pub(crate) fn read(rows: usize, bytes: &[u8]) -> Option<(Self, &[u8])> {
         if rows > MAX_ROWS {
             return None;
         }

@@ -14,8 +14,6 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod kernel;
-#[cfg(target_arch = "x86_64")]
-mod vbmi;
 
 use std::ops::Range;
 

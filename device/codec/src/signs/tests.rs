@@ -99,8 +99,8 @@ fn channels_that_lean_take_few_bytes() {
     let lean: Vec<u8> = (0..256).map(|byte| if byte / 16 % 2 == 0 { 0 } else { 0xff }).collect();
     let mut out = [0; 256 + SLACK];
     // Eight bytes of modes, and a bit for every 16 signs.
-    assert_eq!(encode(Format::Bf16, &lean, 256, &mut out), Some(8 + 16));
-    assert_eq!(encode(Format::Bf16, &noise(), 256, &mut out), None);
+    assert_eq!(Kernel::best().encode(Format::Bf16, &lean, 256, &mut out), Some(8 + 16));
+    assert_eq!(Kernel::best().encode(Format::Bf16, &noise(), 256, &mut out), None);
 }
 
 #[test]

@@ -12,7 +12,6 @@ mod decode;
 mod encode;
 mod few;
 mod plan;
-mod spread;
 mod stage;
 mod table;
 mod three_and_three;
@@ -33,7 +32,7 @@ pub(super) use self::{
     decode::{Decoder, decode, decode_bf16},
     encode::{coder, levels},
     plan::plan,
-    whole::{place, split_step, take_values},
+    whole::{place, take_apart},
 };
 use super::{
     MAX_ELEMENTS, RARE, Scratch,

@@ -161,15 +161,10 @@ impl<'a> Writer<'a> {
         self.pending = if self.held > 0 { u64::from_le_bytes(self.words[self.full]) } else { 0 };
     }
 
-    /// The byte that the next one will be behind `count` bits more.
-    pub(super) fn end(&self, count: usize) -> usize {
-        self.start + 8 * self.full + (self.held as usize + count).div_ceil(8)
-    }
-
     /// Pads to a whole byte; where the next one goes.
     pub(super) fn finish(self) -> usize {
         self.words[self.full] = self.pending.to_le_bytes();
-        self.end(0)
+        self.start + 8 * self.full + self.held.div_ceil(8) as usize
     }
 }
 

@@ -131,24 +131,19 @@ fn elements<const W: usize>(plane: &Plane<W>) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Writes the stream of `values` by a code, which may be another block's: its bytes, or `None` if
-/// it would not be shorter than `raw` or a value has no code.
-pub(super) fn levels(values: &[u8], raw: usize, coder: &Coder, out: &mut [u8]) -> Option<usize> {
+/// Writes the stream of `values` by their code: its bytes.
+pub(super) fn levels(values: &[u8], coder: &Coder, out: &mut [u8]) -> usize {
     match values.len() / 64 {
-        16 => levels_of::<16>(values, raw, coder, out),
-        32 => levels_of::<32>(values, raw, coder, out),
-        64 => levels_of::<64>(values, raw, coder, out),
-        _ => levels_of::<OF_NIBBLES>(values, raw, coder, out),
+        16 => levels_of::<16>(values, coder, out),
+        32 => levels_of::<32>(values, coder, out),
+        64 => levels_of::<64>(values, coder, out),
+        _ => levels_of::<OF_NIBBLES>(values, coder, out),
     }
 }
 
-fn levels_of<const W: usize>(values: &[u8], raw: usize, coder: &Coder, out: &mut [u8]) -> Option<usize> {
+fn levels_of<const W: usize>(values: &[u8], coder: &Coder, out: &mut [u8]) -> usize {
     let planes = split::<W>(values);
     let (planes, escaped) = mark_planes(&planes[if W == OF_NIBBLES { 4 } else { 0 }..], coder);
-    let escapes = ones(&escaped);
-    if escapes > 0 && coder.marks[ESCAPE] == 0 {
-        return None;
-    }
     // What is left of each mark behind a level.
     let mut alive = planes;
     for level in (1..LONGEST).rev() {
@@ -160,9 +155,6 @@ fn levels_of<const W: usize>(values: &[u8], raw: usize, coder: &Coder, out: &mut
     let mut writer = Writer::new(out, at);
     for (level, (bits, alive)) in planes.iter().zip(&alive[1..]).enumerate() {
         for ((bits, alive), count) in bits.iter().zip(alive).zip(counts(alive)) {
-            if writer.end(0) >= raw {
-                return None;
-            }
             if level == 0 {
                 writer.push(*bits, 64);
             } else if *alive != 0 {
@@ -171,18 +163,15 @@ fn levels_of<const W: usize>(values: &[u8], raw: usize, coder: &Coder, out: &mut
         }
     }
     let mut at = writer.finish();
-    if at + escapes >= raw {
-        return None;
-    }
     for element in elements(&escaped) {
         out[at] = values[element];
         at += 1;
     }
-    Some(at)
+    at
 }
 
 /// Decodes to the planes of as many values, the lowest bit's first, which are zero; see
-/// [`super::decode`].
+/// [`super::Kernel::decode_block`].
 pub(super) fn decode(
     stream: &[u8],
     length: usize,

@@ -307,7 +307,7 @@ fn decode<const W: usize>(
     Ok(())
 }
 
-/// See [`super::encode`]; `count` planes are coded.
+/// See [`super::Kernel::encode_block`]; `count` planes are coded.
 #[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
 pub(super) fn encode_bmi2(
     elements: &[u8],
@@ -324,7 +324,7 @@ pub(super) fn encode_bmi2(
     }
 }
 
-/// See [`super::decode`]; `count` planes are coded.
+/// See [`super::Kernel::decode_block`]; `count` planes are coded.
 #[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
 pub(super) fn decode_bmi2(
     stream: &[u8],

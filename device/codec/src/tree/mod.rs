@@ -57,7 +57,7 @@ use self::{
     plan::{Census, Plan},
 };
 use crate::{
-    BlockWords, Form, check,
+    BlockWords, check,
     format::Format,
     kernel::kernels,
     lines,
@@ -142,8 +142,6 @@ pub struct Bf16<'a> {
     pub planes: [&'a [u8; BF16_PLANE]; 8],
     /// Where it goes.
     pub words: &'a mut BlockWords,
-    /// How its elements may lie there; decoding says how they do.
-    pub form: Form,
     /// The checks of the planes, the most significant first, which decoding finds. They are here
     /// because a result is copied on its way.
     pub checks: [u16; 8],
@@ -199,7 +197,7 @@ impl Kernel {
         let Workspace { fields, scratch } = workspace;
         let values = fields.values(format);
         self.take(format, words, values);
-        self.encode(format, values, out, scratch, &mut || ())
+        self.encode(format, values, out, scratch)
     }
 
     /// Decodes the first `length` bytes of `stream` and puts them together with the planes beside
@@ -230,8 +228,7 @@ impl Kernel {
             let planes = std::array::from_fn(|bit| {
                 planes[if bit < 7 { bit } else { 15 }].first_chunk().expect("a plane of bf16")
             });
-            let form = Form::Words;
-            let mut block = Bf16 { stream, length, wanted, planes, words, form, checks: [0; 8] };
+            let mut block = Bf16 { stream, length, wanted, planes, words, checks: [0; 8] };
             return self.decode_bf16(&mut block, decoder);
         }
         self.decode_fields(format, stream, length, wanted, planes, words, decoder)
@@ -253,7 +250,6 @@ impl Kernel {
             *all = &plane[..];
         }
         all[15] = block.planes[7];
-        block.form = Form::Words;
         let Bf16 { stream, length, wanted, .. } = *block;
         self.decode_fields(Format::Bf16, stream, length, wanted, &all, block.words, decoder)?;
         block.checks = block.planes.map(|plane| check::check(plane));
@@ -306,15 +302,8 @@ impl Kernel {
         Ok(())
     }
 
-    /// Codes values by their best code. Something is done `aside` where a kernel would wait.
-    fn encode(
-        self,
-        format: Format,
-        values: &[u8],
-        out: &mut [u8],
-        scratch: &mut Scratch,
-        aside: &mut dyn FnMut(),
-    ) -> Option<usize> {
+    /// Codes values by their best code.
+    fn encode(self, format: Format, values: &[u8], out: &mut [u8], scratch: &mut Scratch) -> Option<usize> {
         let raw = self.check_room(format, values, out);
         #[cfg(target_arch = "x86_64")]
         if self == Self::Bmi2 {
@@ -328,9 +317,9 @@ impl Kernel {
         }
         let plan = self.plan(&census, raw)?;
         let coder = self.coder(plan.code);
-        let length = self.levels(values, raw, &coder, out, scratch, aside);
-        debug_assert!(length == Some(plan.length), "{length:?} instead of {}", plan.length);
-        length
+        let length = self.levels(values, &coder, out, scratch);
+        debug_assert_eq!(length, plan.length, "a stream is as long as its plan says");
+        Some(length)
     }
 
     /// What values a block has, or `None` if they are too many.
@@ -367,23 +356,14 @@ impl Kernel {
         }
     }
 
-    /// Writes the stream of values by a code, which may have been made for others, if it is shorter
-    /// than `raw` and all have a code.
-    fn levels(
-        self,
-        values: &[u8],
-        raw: usize,
-        coder: &Coder,
-        out: &mut [u8],
-        scratch: &mut Scratch,
-        aside: &mut dyn FnMut(),
-    ) -> Option<usize> {
+    /// Writes the stream of values by the code that was made for them: its bytes.
+    fn levels(self, values: &[u8], coder: &Coder, out: &mut [u8], scratch: &mut Scratch) -> usize {
         assert!(self.is_available(), "{self:?} needs another processor");
         match self {
             // SAFETY: the processor has its features, as was asserted above.
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => unsafe { avx512::levels(values, raw, coder, out, scratch, aside) },
-            _ => compact::levels(values, raw, coder, out),
+            Self::Avx512 => unsafe { avx512::levels(values, coder, out, scratch) },
+            _ => compact::levels(values, coder, out),
         }
     }
 
@@ -489,16 +469,6 @@ pub enum Malformed {
     },
 }
 
-/// Codes a block of words by the best kernel; see [`Kernel::encode_block`].
-pub(crate) fn encode(
-    format: Format,
-    words: &BlockWords,
-    workspace: &mut Workspace,
-    out: &mut [u8],
-) -> Option<usize> {
-    Kernel::best().encode_block(format, words, workspace, out)
-}
-
 /// About the bytes that the joint planes of a block take: a stream's, or none if they are constant,
 /// or what they take as they are. They are known from counts, without coding or even a code.
 pub(crate) fn cost(format: Format, words: &BlockWords, workspace: &mut Workspace) -> usize {
@@ -512,38 +482,4 @@ pub(crate) fn cost(format: Format, words: &BlockWords, workspace: &mut Workspace
         Some(census) => census.entropy_bytes().min(raw),
         None => raw,
     }
-}
-
-/// Codes a block of bf16 whole by the best kernel; see [`Kernel::encode_bf16`].
-pub(crate) fn encode_bf16(
-    words: &BlockWords,
-    workspace: &mut Workspace,
-    out: &mut [u8],
-    whole: &mut Whole,
-) -> bool {
-    Kernel::best().encode_bf16(words, workspace, out, whole)
-}
-
-/// Decodes a block by the best kernel; see [`Kernel::decode_block`].
-///
-/// # Errors
-/// [`Malformed`].
-pub(crate) fn decode(
-    format: Format,
-    stream: &[u8],
-    length: usize,
-    mask: PlaneMask,
-    planes: &Planes<'_>,
-    words: &mut BlockWords,
-    decoder: &mut Decoder,
-) -> Result<(), Malformed> {
-    Kernel::best().decode_block(format, stream, length, mask, planes, words, decoder)
-}
-
-/// Decodes a block of bf16 by the best kernel; see [`Kernel::decode_bf16`].
-///
-/// # Errors
-/// [`Malformed`].
-pub(crate) fn decode_bf16(block: &mut Bf16<'_>, decoder: &mut Decoder) -> Result<(), Malformed> {
-    Kernel::best().decode_bf16(block, decoder)
 }

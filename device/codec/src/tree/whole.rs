@@ -13,7 +13,7 @@ use crate::{BlockWords, check, format::Format, plane, survey::survey};
 
 /// Bytes of a plane.
 pub(super) const PLANE: usize = Format::Bf16.plane_bytes();
-/// Steps that its words are split to planes in, of a line of each plane.
+/// Lines of a plane.
 pub(super) const STEPS: usize = PLANE / 64;
 /// Planes beside the exponent's.
 pub(crate) const BESIDE: usize = 8;
@@ -47,22 +47,19 @@ impl Kernel {
     ) -> bool {
         let Workspace { fields, scratch } = workspace;
         let (values, rests, planes) = fields.of_bf16();
-        self.take_values(words, values, rests, planes);
+        self.take_apart(words, values, rests, planes);
         let (sign, out) = out.split_at_mut(PLANE);
-        let mut steps = 0..STEPS;
-        let mut aside = || steps.next().into_iter().for_each(|step| self.split_step(words, step, planes));
-        let Some(length) = self.encode(Format::Bf16, values, out, scratch, &mut aside) else {
+        let Some(length) = self.encode(Format::Bf16, values, out, scratch) else {
             return false;
         };
-        steps.for_each(|step| self.split_step(words, step, planes));
         whole.length = length;
         self.place(planes, sign, &mut out[length..], whole);
         true
     }
 
-    /// Takes the values out of a block. Kernels that do not split planes in steps do so now;
-    /// `rests` is scratch.
-    fn take_values(
+    /// Takes a block apart to values and the planes beside them, most significant first; `rests` is
+    /// scratch.
+    fn take_apart(
         self,
         words: &BlockWords,
         values: &mut [u8],
@@ -73,24 +70,12 @@ impl Kernel {
         #[cfg(target_arch = "x86_64")]
         if self == Self::Avx512 {
             // SAFETY: the processor has its features, as was asserted above.
-            return unsafe { super::avx512::take_values(words, values) };
+            return unsafe { super::avx512::take_apart(words, values, planes) };
         }
         self.take_bf16(words, values, rests);
         let mut planes = planes.each_mut().map(|plane| &mut plane[..]);
         planes.reverse();
         plane::split_bytes(rests, planes);
-    }
-
-    /// Splits one of the [`STEPS`] of a block to the planes beside the exponent's, most significant
-    /// first.
-    #[inline]
-    fn split_step(self, words: &BlockWords, step: usize, planes: &mut [[u8; PLANE]; BESIDE]) {
-        assert!(self.is_available(), "{self:?} needs another processor");
-        #[cfg(target_arch = "x86_64")]
-        if self == Self::Avx512 {
-            // SAFETY: the processor has its features, as was asserted above.
-            unsafe { super::avx512::split_step(words, step, planes) };
-        }
     }
 
     /// Copies planes to where they belong, the first to `sign` and the others to `lower`, and finds

@@ -14,7 +14,6 @@
 mod avx512;
 
 use crate::{
-    BlockWords,
     format::Format,
     scaled::{widen_fp16, widened},
 };
@@ -116,28 +115,9 @@ impl Converter {
         }
     }
 
-    /// Whether it has a way for elements that lie in [fields](crate::Form::Fields).
-    pub(super) fn takes_fields(&self) -> bool {
-        #[cfg(target_arch = "x86_64")]
-        if self.from == Format::Bf16 && self.has_tables() {
-            return avx512::is_available();
-        }
-        false
-    }
-
     /// Whether there are tables of what it converts to.
     fn has_tables(&self) -> bool {
         matches!(self.to, Format::Fp8E4m3fn | Format::Fp8E5m2)
-    }
-
-    /// As [`Self::convert`] of a block's elements, which lie in fields.
-    pub(super) fn convert_fields(&self, fields: &BlockWords, out: &mut [u8]) {
-        assert!(self.takes_fields(), "{} is converted from words", self.from);
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: the processor has AVX-512F, BW and VBMI, as was just asserted.
-        unsafe {
-            avx512::fields_to_8(self.target, self.scale, fields, out);
-        }
     }
 
     fn bf16_to_8(&self, words: &[u8], out: &mut [u8]) {
@@ -201,7 +181,6 @@ converter!(fp6_e2m3_to_8, u8, u8, |word| widened(Format::Fp6E2m3, word));
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
     use super::{super::spelling::MAX_SCALE, *};
-    use crate::{BLOCK_BYTES, FIELDS};
 
     #[test]
     fn tables_convert_every_bf16_at_every_scale_as_binary32_does() {
@@ -218,34 +197,6 @@ mod tests {
                 unsafe { avx512::bf16_to_8(converter.target, scale, &words, &mut got) };
                 let differs = want.iter().zip(&got).position(|(want, got)| want != got);
                 assert_eq!(differs, None, "{to}@{scale}");
-            }
-        }
-    }
-
-    #[test]
-    fn fields_convert_as_words_do() {
-        let mut words = [0; BLOCK_BYTES];
-        for block in 0..32_u16 {
-            for (word, element) in words.as_chunks_mut().0.iter_mut().zip(2048 * block..=u16::MAX) {
-                *word = element.to_le_bytes();
-            }
-            let fields: Vec<u8> = words
-                .chunks(2 * FIELDS)
-                .flat_map(|words| {
-                    let elements = words.as_chunks::<2>().0.iter();
-                    let exponents = elements.clone().map(|[lower, upper]| upper << 1 | lower >> 7);
-                    exponents.chain(elements.map(|[lower, upper]| upper & 0x80 | lower & 0x7f))
-                })
-                .collect();
-            for (to, scale) in [(Format::Fp8E4m3fn, 0), (Format::Fp8E5m2, 3), (Format::Fp8E5m2, -MAX_SCALE)] {
-                let converter = Converter::new(Format::Bf16, to, scale);
-                if !converter.takes_fields() {
-                    return;
-                }
-                let [mut want, mut got] = [[0; BLOCK_BYTES / 2]; 2];
-                bf16_to_8(converter.target, converter.factor, &words, &mut want);
-                converter.convert_fields(fields.first_chunk().unwrap(), &mut got);
-                assert!(got == want, "{to}@{scale} {block}");
             }
         }
     }

@@ -2,46 +2,56 @@
 //! `int4`, `int2`).
 //!
 //! The kept bits of an element, closed up in their order, are its packed form: sign uppermost, then
-//! exponent, then mantissa. That is one bit extraction a machine word, whatever the format; AVX-512
-//! does it with shifts, a register of elements at a time: [`bytes`] where elements are of up to 16
-//! bits and there is VBMI, otherwise [`avx512`].
+//! exponent, then mantissa. That is one bit extraction a machine word, whatever the format; of
+//! elements of up to 16 bits AVX-512 does a register at a time ([`avx512`]).
 //!
 //! A stream is made where it goes. Nothing is written behind its end.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-#[cfg(target_arch = "x86_64")]
-mod bytes;
 
-use crate::{format::Format, plane::PlaneMask};
+use crate::{format::Format, kernel::kernels, plane::PlaneMask};
+
+kernels! {
+    /// A way to extract bits.
+    enum Kernel {
+        /// Plain Rust.
+        Portable,
+        /// The instruction `pext`.
+        Bmi2: ["bmi2"],
+        /// AVX-512 with VBMI, where elements have up to 16 bits.
+        Avx512: ["bmi2", "avx512f", "avx512bw", "avx512vbmi"],
+    }
+}
 
 /// Puts the bits in `keep` of each element in `words` into `out`, which holds just those. The
 /// elements are a multiple of eight, so the bytes come out whole.
 pub(super) fn pack(format: Format, keep: PlaneMask, words: &[u8], out: &mut [u8]) {
     debug_assert_eq!(out.len() * format.bits() as usize, words.len() * keep.count() as usize);
     if keep.0 != 0 {
-        best(replicate(format, keep), words, out);
+        Kernel::best().pack(replicate(format, keep), words, out);
     }
 }
 
-/// Packs the bits in `keep` of every four bytes of `words`, by the best way there is.
-fn best(keep: u32, words: &[u8], stream: &mut [u8]) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        if let Some(half) = half(keep).filter(|_| bytes::is_available()) {
-            // SAFETY: the processor has AVX-512F, BW and VBMI.
-            return unsafe { bytes::pack(half, words, stream) };
-        }
-        if avx512::is_available() {
-            // SAFETY: the processor has AVX-512F.
-            return unsafe { avx512::pack(keep, words, stream) };
-        }
-        if std::arch::is_x86_feature_detected!("bmi2") {
-            // SAFETY: the processor has BMI2.
-            return unsafe { pack_bmi2(keep, words, stream) };
+impl Kernel {
+    /// Packs the bits in `keep` of every four bytes of `words`.
+    fn pack(self, keep: u32, words: &[u8], stream: &mut [u8]) {
+        assert!(self.is_available(), "{self:?} needs another processor");
+        match self {
+            Self::Portable => pack_with(extract, keep, words, stream),
+            // SAFETY: the processor has BMI2, as was asserted above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Bmi2 => unsafe { pack_bmi2(keep, words, stream) },
+            // SAFETY: the processor has its features, as was asserted above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => unsafe {
+                match half(keep) {
+                    Some(half) => avx512::pack(half, words, stream),
+                    None => pack_bmi2(keep, words, stream),
+                }
+            },
         }
     }
-    pack_with(extract, keep, words, stream);
 }
 
 /// The mask of one element in every element of four bytes.
@@ -135,32 +145,6 @@ mod tests {
         bits.chunks(8).map(|byte| byte.iter().enumerate().fold(0, |sum, (at, bit)| sum | bit << at)).collect()
     }
 
-    type Packer = fn(u32, &[u8], &mut [u8]);
-
-    /// Every way of packing that this processor has.
-    fn packers() -> Vec<Packer> {
-        let mut packers: Vec<Packer> = vec![|keep, words, stream| pack_with(extract, keep, words, stream)];
-        #[cfg(target_arch = "x86_64")]
-        {
-            if std::arch::is_x86_feature_detected!("bmi2") {
-                // SAFETY: the processor has BMI2.
-                packers.push(|keep, words, stream| unsafe { pack_bmi2(keep, words, stream) });
-            }
-            if avx512::is_available() {
-                // SAFETY: the processor has AVX-512F.
-                packers.push(|keep, words, stream| unsafe { avx512::pack(keep, words, stream) });
-            }
-            if bytes::is_available() {
-                packers.push(|keep, words, stream| match half(keep) {
-                    // SAFETY: the processor has AVX-512F, BW and VBMI.
-                    Some(half) => unsafe { bytes::pack(half, words, stream) },
-                    None => best(keep, words, stream),
-                });
-            }
-        }
-        packers
-    }
-
     proptest! {
         #[test]
         fn packing_closes_up_the_kept_bits(
@@ -182,9 +166,9 @@ mod tests {
             let mut out = vec![0; want.len()];
             pack(format, keep, &words, &mut out);
             prop_assert_eq!(&out, &want);
-            for packer in packers().into_iter().filter(|_| keep.0 != 0) {
+            for kernel in Kernel::available().into_iter().filter(|_| keep.0 != 0) {
                 let mut stream = vec![0xa5; want.len() + 64];
-                packer(replicate(format, keep), &words, &mut stream[..want.len()]);
+                kernel.pack(replicate(format, keep), &words, &mut stream[..want.len()]);
                 prop_assert_eq!(&stream[..want.len()], &want[..]);
                 prop_assert!(stream[want.len()..].iter().all(|byte| *byte == 0xa5));
             }

@@ -1,7 +1,7 @@
 //! A view's bytes from words in which only its planes are set.
 
-use super::{Kind, View, convert::Converter, pack::pack, round};
-use crate::{BlockWords, Form};
+use super::{Kind, View, pack::pack, round};
+use crate::BlockWords;
 
 impl View {
     /// Whether its elements are as long as the tensor's and lie where those do, so that
@@ -37,17 +37,6 @@ impl View {
             }
             (_, None) => out.copy_from_slice(words),
         }
-    }
-
-    /// The form in which it is made most easily of a whole block.
-    pub fn form(&self) -> Form {
-        self.converter.filter(Converter::takes_fields).map_or(Form::Words, |_| Form::Fields)
-    }
-
-    /// As [`View::render_to`] of a whole block whose elements lie in [fields](Form::Fields), if
-    /// that is the [form](View::form) for it.
-    pub fn render_fields(&self, fields: &BlockWords, out: &mut [u8]) {
-        self.converter.expect("a conversion").convert_fields(fields, out);
     }
 
     /// Appends the view's bytes of elements `from..to` of a block to `out`; as [`View::render_to`].

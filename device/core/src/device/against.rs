@@ -13,7 +13,7 @@ use parking_lot::{Mutex, RwLockReadGuard};
 use super::{
     DeviceError,
     blocks::BlockService,
-    coding::{Class, FetchError, Output, ReadFrom, Wanted},
+    coding::{Class, FetchError, ReadFrom, Wanted},
     poison,
     scratch::Request,
 };
@@ -22,7 +22,7 @@ use crate::{
     stats::Tally,
     tensor::{Derived, Tensor},
 };
-use lamina_codec::{BLOCK_BYTES, BlockWords, Form, plane::PlaneMask};
+use lamina_codec::{BLOCK_BYTES, BlockWords, plane::PlaneMask};
 
 /// The bases of a tensor, of which nothing changes meanwhile.
 pub(super) struct Against<'d> {
@@ -108,13 +108,10 @@ pub(super) fn read(
     blocks: &BlockService,
     tensor: &Tensor,
     wanted: &Wanted<'_>,
-    output: &mut Output<'_>,
+    words: &mut BlockWords,
     request: &mut Request<'_>,
 ) -> Result<ReadFrom, FetchError> {
-    if tensor.lineage.base().is_some() {
-        output.form = Form::Words;
-    }
-    let from = blocks.read(Class::of(&tensor.info), wanted, output, request)?;
+    let from = blocks.read(Class::of(&tensor.info), wanted, words, request)?;
     if from != ReadFrom::Difference {
         return Ok(from);
     }
@@ -125,7 +122,7 @@ pub(super) fn read(
     let before = request.tally;
     match read_base(blocks, tensor, wanted, &mut base, request) {
         Ok(()) => {
-            xor(output.words, &base);
+            xor(words, &base);
             let stats = &blocks.accounts.stats;
             stats.differences_read.add(1);
             stats.base_bytes_fetched.add(request.tally.stored - before.stored);
@@ -161,7 +158,7 @@ fn read_base(
         ..*wanted
     };
     let read = loop {
-        match read(blocks, base, &of_base, &mut Output { words, form: Form::Words }, request) {
+        match read(blocks, base, &of_base, words, request) {
             // A block of the base that is a difference itself was written meanwhile.
             Err(FetchError::Stale) => {}
             read => break read,

@@ -17,7 +17,7 @@ use super::{
     against::Theirs,
     by_index,
     charge::{By, Charge, charge_of},
-    coding::{Class, FetchError, Output, ReadFrom, Wanted},
+    coding::{Class, FetchError, ReadFrom, Wanted},
     decoded::{Decoded, DecodedFrom},
     lines,
     observers::{Fetch, partial_lines},
@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{difference, layout::Layout, stats::Tally, tensor::Tensor};
 use lamina_codec::{
-    BLOCK_BYTES, BlockWords, Codec, Decoder, Encoder, Form,
+    BLOCK_BYTES, BlockWords, Codec, Decoder, Encoder,
     block::{Bundle, MAX_BUNDLE, Stored, is_zero},
     format::Format,
     plane::{self, PlaneMask},
@@ -270,18 +270,17 @@ impl BlockService {
         &self,
         class: Class<'_>,
         wanted: &Wanted<'_>,
-        output: &mut Output<'_>,
+        words: &mut BlockWords,
         request: &mut Request<'_>,
     ) -> Result<ReadFrom, FetchError> {
         let (block, mask, inside) = (wanted.block, wanted.mask, &wanted.inside);
         let store = self.store().filter(|_| self.mode == Mode::Trace && wanted.keep);
         let Some(store) = store.filter(|_| *inside != (0..BLOCK_BYTES)) else {
-            return self.fetch(class, wanted, output, request).map(|entry| read_from(entry.as_ref()));
+            return self.fetch(class, wanted, words, request).map(|entry| read_from(entry.as_ref()));
         };
         let now = store.entry(block).ok();
         let take = |now| self.decoded.lock().take(block, mask, inside, &DecodedFrom::Block(now));
         let kept = now.clone().and_then(take);
-        output.form = Form::Words;
         if let Some(kept) = kept {
             let fetch = Fetch {
                 block,
@@ -295,13 +294,13 @@ impl BlockService {
                 entry: None,
             };
             self.accounts.observers.fetched(&fetch, &mut request.tally);
-            output.words.copy_from_slice(&kept);
+            words.copy_from_slice(&kept);
             return Ok(read_from(now.as_ref()));
         }
-        let entry = self.fetch(class, wanted, output, request)?;
+        let entry = self.fetch(class, wanted, words, request)?;
         let from = read_from(entry.as_ref());
         let Some(entry) = entry else { return Ok(from) };
-        let words = Arc::new(output.words.to_vec());
+        let words = Arc::new(words.to_vec());
         self.decoded.lock().keep(block, mask, inside.clone(), words, DecodedFrom::Block(entry));
         Ok(from)
     }
@@ -312,7 +311,7 @@ impl BlockService {
         &self,
         class: Class<'_>,
         wanted: &Wanted<'_>,
-        output: &mut Output<'_>,
+        words: &mut BlockWords,
         request: &mut Request<'_>,
     ) -> Result<Option<Entry>, FetchError> {
         let Wanted { block, next, mask, requested, view, first, .. } = *wanted;
@@ -332,9 +331,8 @@ impl BlockService {
             Backing::Flat(flat) => {
                 // By definition of this mode.
                 reported(requested.iter().map(lines).sum(), mask, None, tally);
-                flat.read(block, output.words);
-                clear_outside(format, mask, output.words);
-                output.form = Form::Words;
+                flat.read(block, words);
+                clear_outside(format, mask, words);
                 return Ok(None);
             }
             Backing::Coded(store) => store,
@@ -343,7 +341,7 @@ impl BlockService {
         // only whole.
         let select = |stored: &Stored| if fits(stored, format) { mask } else { PlaneMask(u32::MAX) };
         // In two parts: asked for all lines at once, the processor does little else until most have
-        // come (measured by the benchmark disk/read/base).
+        // come.
         let half = (expected / 2).next_multiple_of(store::GRANULE_BYTES as u64);
         let prefetch = |bytes: Range<u64>| {
             if let Some(next) = next {
@@ -361,7 +359,7 @@ impl BlockService {
         };
         prefetch(half..expected + MARGIN_BYTES);
         reported(fetched.bytes, fetched.mask, Some(&fetched.entry), tally);
-        match decode(decoder, block, &fetched, format, mask, bundle, output) {
+        match decode(decoder, block, &fetched, format, mask, bundle, words) {
             Ok(planes) => {
                 tally.planes += planes;
                 Ok(Some(fetched.entry))
@@ -852,11 +850,10 @@ fn decode(
     format: Format,
     mask: PlaneMask,
     bundle: &[u8; MAX_BUNDLE],
-    output: &mut Output<'_>,
+    words: &mut BlockWords,
 ) -> Result<u64, DeviceError> {
     let Some(place) = &fetched.entry.place else {
-        // In either form.
-        output.words.fill(0);
+        words.fill(0);
         return Ok(0);
     };
     if place.stored.is_of_window() {
@@ -866,13 +863,11 @@ fn decode(
         let why = Damaged::Field { field: "head of a block outside KV windows", value };
         return Err(StoreError::Entry { block, why }.into());
     }
-    let fits = fits(&place.stored, format);
-    let form = if fits { output.form } else { Form::Words };
-    output.form = decoder
-        .block_to(&place.stored, fetched.mask, bundle, form, output.words)
+    decoder
+        .block(&place.stored, fetched.mask, bundle, words)
         .map_err(|why| DeviceError::Damaged { block, why })?;
-    if !fits {
-        clear_outside(format, mask, output.words);
+    if !fits(&place.stored, format) {
+        clear_outside(format, mask, words);
     }
     Ok(planes_of(&place.stored, fetched.mask))
 }

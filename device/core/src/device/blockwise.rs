@@ -5,12 +5,12 @@ use std::ops::Range;
 use super::{
     DeviceError,
     blocks::{BlockService, MAX_BATCH},
-    coding::{Class, Coding, FetchError, Output, ReadFrom, Wanted},
+    coding::{Class, Coding, FetchError, ReadFrom, Wanted},
     locate,
     scratch::Request,
 };
 use crate::tensor::Tensor;
-use lamina_codec::{BLOCK_BYTES, Codec, format::Format};
+use lamina_codec::{BLOCK_BYTES, BlockWords, Codec, format::Format};
 use lamina_store::cause::Why;
 
 /// Blocks of one owner.
@@ -44,10 +44,10 @@ impl Coding for Blockwise<'_> {
     fn read(
         &self,
         wanted: &Wanted<'_>,
-        output: &mut Output<'_>,
+        words: &mut BlockWords,
         request: &mut Request<'_>,
     ) -> Result<ReadFrom, FetchError> {
-        match self.blocks.read(self.class, wanted, output, request)? {
+        match self.blocks.read(self.class, wanted, words, request)? {
             ReadFrom::Difference => Err(self.blocks.without_base(wanted.block)),
             from => Ok(from),
         }

@@ -19,7 +19,7 @@ use crate::{
     tensor::{Tensor, TensorInfo},
     window::Map,
 };
-use lamina_codec::{BLOCK_BYTES, BlockWords, Codec, Form, format::Format, plane::PlaneMask, view::View};
+use lamina_codec::{BLOCK_BYTES, BlockWords, Codec, format::Format, plane::PlaneMask, view::View};
 use lamina_store::{StoreError, cause::Why, entry::Entry};
 
 /// How the bytes of a region are coded.
@@ -28,12 +28,12 @@ pub(super) trait Coding {
     /// a read. So it is of KV windows, those of one block too, and of differences to a base.
     fn needs_owner(&self) -> bool;
 
-    /// Decodes the planes in `wanted.mask` of one block to `output`, all others zero. If it
+    /// Decodes the planes in `wanted.mask` of one block to `words`, all others zero. If it
     /// [needs its owner](Self::needs_owner), the caller holds the map.
     fn read(
         &self,
         wanted: &Wanted<'_>,
-        output: &mut Output<'_>,
+        words: &mut BlockWords,
         request: &mut Request<'_>,
     ) -> Result<ReadFrom, FetchError>;
 
@@ -90,13 +90,6 @@ pub(super) struct Wanted<'a> {
     pub(super) view: Option<&'a View>,
     /// Whether the request asks for this block for the first time.
     pub(super) first: bool,
-}
-
-/// Where a block is decoded to.
-pub(super) struct Output<'w> {
-    pub(super) words: &'w mut BlockWords,
-    /// How its elements may lie there, and then how they do.
-    pub(super) form: Form,
 }
 
 /// What a read was made from.

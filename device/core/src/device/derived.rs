@@ -17,12 +17,12 @@ use super::{
     against::{self, Against},
     blocks::{BlockService, MAX_BATCH},
     blockwise::Blockwise,
-    coding::{Class, Coding, FetchError, Output, ReadFrom, Wanted},
+    coding::{Class, Coding, FetchError, ReadFrom, Wanted},
     locate,
     scratch::Request,
 };
 use crate::tensor::{Derived, Tensor};
-use lamina_codec::BLOCK_BYTES;
+use lamina_codec::{BLOCK_BYTES, BlockWords};
 use lamina_store::cause::Why;
 
 /// How often a block is coded by itself that stays a difference.
@@ -104,11 +104,11 @@ impl Coding for Kindred<'_> {
     fn read(
         &self,
         wanted: &Wanted<'_>,
-        output: &mut Output<'_>,
+        words: &mut BlockWords,
         request: &mut Request<'_>,
     ) -> Result<ReadFrom, FetchError> {
         let _against = Against::of(self.blocks, self.tensor);
-        against::read(self.blocks, self.tensor, wanted, output, request)
+        against::read(self.blocks, self.tensor, wanted, words, request)
     }
 
     fn write(&self, at: u64, data: &[u8], done: &mut usize) -> Result<(), DeviceError> {

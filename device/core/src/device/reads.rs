@@ -17,7 +17,7 @@ use lamina_abi::DIRECTORY_BYTES;
 use super::{
     Device, DeviceError, Window,
     blocks::clear_outside,
-    coding::{FetchError, Output, ReadFrom, Region, Wanted, is_current, owner},
+    coding::{FetchError, ReadFrom, Region, Wanted, is_current, owner},
     locate, poison,
     scratch::Request,
 };
@@ -26,7 +26,7 @@ use crate::{
     tensor::Tensor,
     window::{Alias, Map},
 };
-use lamina_codec::{BLOCK_BYTES, BlockWords, Form, format::Format, plane::PlaneMask};
+use lamina_codec::{BLOCK_BYTES, BlockWords, format::Format, plane::PlaneMask};
 use lamina_store::entry::Entry;
 
 impl Device {
@@ -96,10 +96,10 @@ impl Device {
                 first: true,
             };
             if let Ok(words) = <&mut BlockWords>::try_from(&mut *part) {
-                self.fetch(map, &region, tensor, &wanted, &mut Output { words, form: Form::Words }, request)?;
+                self.fetch(map, &region, tensor, &wanted, words, request)?;
             } else {
                 let words = &mut [0; BLOCK_BYTES];
-                self.fetch(map, &region, tensor, &wanted, &mut Output { words, form: Form::Words }, request)?;
+                self.fetch(map, &region, tensor, &wanted, words, request)?;
                 part.copy_from_slice(&words[inside]);
             }
             *done += length;
@@ -117,7 +117,7 @@ impl Device {
         region: &Region<'_>,
         tensor: Option<&Arc<Tensor>>,
         wanted: &Wanted<'_>,
-        output: &mut Output<'_>,
+        words: &mut BlockWords,
         request: &mut Request<'_>,
     ) -> Result<(), FetchError> {
         let before = request.tally;
@@ -126,10 +126,10 @@ impl Device {
         let is_stale =
             held.as_deref().zip(tensor).is_some_and(|(map, of)| !is_current(map, of, wanted.block));
         let read =
-            if is_stale { Err(FetchError::Stale) } else { region.coding().read(wanted, output, request) };
+            if is_stale { Err(FetchError::Stale) } else { region.coding().read(wanted, words, request) };
         let read = match read {
             Ok(ReadFrom::Nothing) if held.is_none() => {
-                self.settle_nothing(map, tensor, wanted, output, request, before)
+                self.settle_nothing(map, tensor, wanted, words, request, before)
             }
             read => read.map(drop),
         };
@@ -141,9 +141,8 @@ impl Device {
             }
             Err(FetchError::Damaged { entry, why }) => {
                 self.settle_damage(wanted.block, entry.as_deref(), &why).map(|()| {
-                    output.form = Form::Words;
-                    output.words.fill(poison::PATTERN);
-                    clear_outside(format_of(tensor), wanted.mask, output.words);
+                    words.fill(poison::PATTERN);
+                    clear_outside(format_of(tensor), wanted.mask, words);
                 })
             }
             read => read,
@@ -164,7 +163,7 @@ impl Device {
         map: &Map,
         tensor: Option<&Arc<Tensor>>,
         wanted: &Wanted<'_>,
-        output: &mut Output<'_>,
+        words: &mut BlockWords,
         request: &mut Request<'_>,
         before: Tally,
     ) -> Result<(), FetchError> {
@@ -178,7 +177,7 @@ impl Device {
             return Err(FetchError::Stale);
         }
         request.tally = before;
-        Region::of(self, owner).coding().read(wanted, output, request).map(drop)
+        Region::of(self, owner).coding().read(wanted, words, request).map(drop)
     }
 
     /// Poisons a block that was read by itself and found damaged by this entry, or has none that
@@ -285,17 +284,14 @@ impl Device {
                 first: true,
             };
             let elements = alias.info.elements.saturating_sub(piece.block * format.block_elements());
-            let mut fetch = |words: &mut BlockWords, form: Form| {
-                // The rest of a block is kept in one form.
-                let form = if wanted.inside == (0..BLOCK_BYTES) { form } else { Form::Words };
-                let mut output = Output { words, form };
-                self.fetch(map, &region, Some(tensor), &wanted, &mut output, request)?;
+            let mut fetch = |words: &mut BlockWords| {
+                self.fetch(map, &region, Some(tensor), &wanted, words, request)?;
                 // Elements past the tensor's last are not the view's to show.
-                clear_from(format, elements, output.words);
-                Ok::<_, FetchError>(output.form)
+                clear_from(format, elements, words);
+                Ok::<_, FetchError>(())
             };
-            // What is wanted whole is made where it goes, and decoded there if that has the
-            // tensor's form.
+            // What is wanted whole is made where it goes, and decoded there if its elements are the
+            // tensor's.
             let at = start + piece.offset;
             let bytes = piece.elements.len() * view.bits() as usize / 8;
             let place = place(&shown, at, bytes);
@@ -303,21 +299,14 @@ impl Device {
                 && view.is_in_place()
                 && let Ok(words) = <&mut BlockWords>::try_from(&mut out[place.clone()])
             {
-                fetch(words, Form::Words)?;
+                fetch(words)?;
                 view.render_in_place(words);
                 continue;
             }
             let words = apart.get_or_insert([0; BLOCK_BYTES]);
-            // A block of which all goes there may come in the form that the view likes best.
-            let whole = elements.min(piece.elements.len() as u64) >= format.block_elements();
-            let form = if whole && place.is_some() { view.form() } else { Form::Words };
-            let form = fetch(words, form)?;
+            fetch(words)?;
             if let Some(place) = place {
-                let out = &mut out[place];
-                match form {
-                    Form::Words => view.render_to(words, piece.elements.start, out),
-                    Form::Fields => view.render_fields(words, out),
-                }
+                view.render_to(words, piece.elements.start, &mut out[place]);
                 continue;
             }
             rendered.clear();

@@ -16,13 +16,13 @@ use lamina_abi::Interleave;
 
 use super::{
     Device, DeviceError, Map, Window,
-    coding::{FetchError, Output, Region, Wanted, owner},
+    coding::{FetchError, Region, Wanted, owner},
     locate,
     reads::format_of,
     scratch::Request,
 };
 use crate::stats::Tally;
-use lamina_codec::{BLOCK_BYTES, BlockWords, Form, plane::PlaneMask};
+use lamina_codec::{BLOCK_BYTES, BlockWords, plane::PlaneMask};
 use lamina_store::mode::Mode;
 
 /// What a request for a target needs of one block: places in the block, in order.
@@ -101,8 +101,7 @@ impl Device {
                 view: None,
                 first,
             };
-            let mut output = Output { words: &mut all, form: Form::Words };
-            self.fetch(map, &region, tensor, &wanted, &mut output, request)?;
+            self.fetch(map, &region, tensor, &wanted, &mut all, request)?;
             words[inside.clone()].copy_from_slice(&all[inside.clone()]);
             Ok(())
         };

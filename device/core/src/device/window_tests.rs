@@ -4,13 +4,12 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{
-    coding::{FetchError, Output, Region, Wanted},
+    coding::{FetchError, Region, Wanted},
     scratch::Request,
     *,
 };
 use crate::{layout::Layout, stats::Tally};
 use lamina_codec::{
-    Form,
     block::{BlockError, MAX_BUNDLE, Stored},
     format::Format,
     kv::KvLayout,
@@ -424,9 +423,8 @@ fn a_reader_that_a_tensors_removal_overtakes_reads_again() {
     let wanted = whole_block(0, Format::Opaque);
     // As one who does not know the tensor.
     let (mut words, mut request) = ([0; BLOCK_BYTES], Request::new(&device.blocks.pool));
-    let mut output = Output { words: &mut words, form: Form::Words };
     let read_by_itself =
-        device.fetch(&device.map(), &Region::of(&device, None), None, &wanted, &mut output, &mut request);
+        device.fetch(&device.map(), &Region::of(&device, None), None, &wanted, &mut words, &mut request);
     assert!(matches!(read_by_itself, Err(FetchError::Stale)), "{read_by_itself:?}");
     device.remove_tensor("k").unwrap();
     let why = DeviceError::Damaged { block: 0, why: BlockError::Window { what: "something" } };
@@ -455,8 +453,7 @@ fn a_reader_whose_cache_is_gone_reads_again_and_poisons_nothing() {
         let read_as_before = |request: &mut Request<'_>| {
             let wanted = whole_block(0, Format::Bf16);
             let mut words = [0; BLOCK_BYTES];
-            let mut output = Output { words: &mut words, form: Form::Words };
-            device.fetch(&before, &Region::of(&device, cache), cache, &wanted, &mut output, request)
+            device.fetch(&before, &Region::of(&device, cache), cache, &wanted, &mut words, request)
         };
         assert!(read_as_before(&mut request).is_ok());
         device.remove_tensor("k").unwrap();
@@ -484,9 +481,8 @@ fn a_reader_that_finds_nothing_knows_that_no_cache_has_it_elsewhere() {
     let mut read_by = |map: &Map, block: u64| {
         let wanted = whole_block(block, Format::Opaque);
         let mut words = [1; BLOCK_BYTES];
-        let mut output = Output { words: &mut words, form: Form::Words };
         request.tally = Tally::default();
-        let read = device.fetch(map, &Region::of(&device, None), None, &wanted, &mut output, &mut request);
+        let read = device.fetch(map, &Region::of(&device, None), None, &wanted, &mut words, &mut request);
         read.map(|()| (words, request.tally.blocks))
     };
     let nobodys = device.map();

@@ -51,7 +51,7 @@ use super::{
     accounts::Accounts,
     blocks::{BlockService, MAX_BATCH},
     charge::By,
-    coding::{Coding, FetchError, Output, ReadFrom, Wanted},
+    coding::{Coding, FetchError, ReadFrom, Wanted},
     observers::Change,
     parallel, poison,
     scratch::Request,
@@ -63,7 +63,7 @@ use crate::{
     window::Map,
 };
 use lamina_codec::{
-    BLOCK_BYTES,
+    BLOCK_BYTES, BlockWords,
     kv::{self, BlockSet, Shape},
     plane::{self, PlaneMask},
 };
@@ -280,10 +280,10 @@ impl Coding for KvWindows<'_> {
     fn read(
         &self,
         wanted: &Wanted<'_>,
-        output: &mut Output<'_>,
+        words: &mut BlockWords,
         request: &mut Request<'_>,
     ) -> Result<ReadFrom, FetchError> {
-        self.staging.read(&self.window(wanted.block), wanted, output, request).map(|()| ReadFrom::Content)
+        self.staging.read(&self.window(wanted.block), wanted, words, request).map(|()| ReadFrom::Content)
     }
 
     fn write(&self, at: u64, data: &[u8], done: &mut usize) -> Result<(), DeviceError> {

@@ -15,7 +15,6 @@ use super::{
     walk::{BEHIND, Buffers, TreeWalk},
 };
 use crate::{
-    Form,
     check::Sums,
     plane::avx512::{bytes_of, gathered},
 };
@@ -27,6 +26,8 @@ pub(super) const ELEMENTS: usize = 8 * PLANE;
 
 /// The matrix by which values stay what they are.
 const AS_THEY_ARE: u64 = 0x0102_0408_1020_4080;
+/// That by which their first bit comes last.
+const ROTATED: u64 = 0x0204_0810_2040_8001;
 
 /// What a decoder keeps.
 pub(in super::super) struct Decoder {
@@ -61,7 +62,7 @@ fn with_slack<'a>(stream: &'a [u8], length: usize, copy: &'a mut [u8; MAX_STREAM
     copy
 }
 
-/// See [`super::super::decode`].
+/// See [`super::super::Kernel::decode_block`].
 #[target_feature(
     enable = "sse4.2,bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vpopcntdq,gfni"
 )]
@@ -80,15 +81,12 @@ pub(in super::super) fn decode(
     let steps: &mut [[[u8; STEP]; EIGHT]] = values.as_chunks_mut().0.as_chunks_mut().0;
     let mut end = walk.end(buffers);
     for (step, vectors) in steps.iter_mut().enumerate() {
-        vectors
-            .iter_mut()
-            .zip(end.group::<EIGHT, false>(step))
-            .for_each(|(vector, found)| store(vector, found));
+        vectors.iter_mut().zip(end.group::<EIGHT>(step)).for_each(|(vector, found)| store(vector, found));
     }
     Ok(())
 }
 
-/// As [`decode`] of a block of bf16, straight to words or fields, with the checks of the planes
+/// As [`decode`] of a block of bf16, straight to words, with the checks of the planes
 /// beside the stream.
 #[target_feature(
     enable = "sse4.2,bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vpopcntdq,gfni"
@@ -97,17 +95,13 @@ pub(in super::super) fn decode_bf16(block: &mut Bf16<'_>, decoder: &mut Decoder)
     let Decoder { tables, buffers, three_and_three: their_buffers, stream: copy } = decoder;
     let code = tables.read(block.stream, block.length, u8::MAX.into())?;
     let stream = with_slack(block.stream, block.length, copy);
-    // For words, values come rotated: so each of their bits is at its place in one of a word's
-    // bytes. The first bit's row is in the last byte.
-    let matrix = match block.form {
-        Form::Words => 0x0204_0810_2040_8001,
-        Form::Fields => AS_THEY_ARE,
-    };
-    let matrix = (matrix & (0x0101_0101_0101_0101 * u64::from(block.wanted))).cast_signed();
+    // Values come rotated: so each of their bits is at its place in one of a word's bytes. The
+    // first bit's row is in the last byte.
+    let matrix = (ROTATED & (0x0101_0101_0101_0101 * u64::from(block.wanted))).cast_signed();
     let planes = block.planes.map(|plane| plane.as_chunks().0.first_chunk().expect("a plane's lines"));
     let lines: &mut [[[[u8; STEP]; 2]; EIGHT]; STEPS] =
         block.words.as_chunks_mut().0.as_chunks_mut().0.as_chunks_mut().0.first_chunk_mut().expect("a block");
-    let join = Join::to(block.form);
+    let join = Join::new();
     let mut sums = Sums::new();
     if let Some(up) = three_and_three::through((stream, block.length), matrix, code, their_buffers) {
         for (line, out) in lines.iter_mut().enumerate() {
@@ -121,7 +115,7 @@ pub(in super::super) fn decode_bf16(block: &mut Bf16<'_>, decoder: &mut Decoder)
     walk.through(buffers)?;
     let mut end = walk.end(buffers);
     for (line, out) in lines.iter_mut().enumerate() {
-        let values = end.group::<EIGHT, true>(line);
+        let values = end.group::<EIGHT>(line);
         join.put(out, &values, &rests(planes, line, &mut sums));
     }
     block.checks = sums.checks();
@@ -137,8 +131,7 @@ fn rests(planes: [&[[u8; STEP]; STEPS]; 8], line: usize, sums: &mut Sums) -> [__
     bytes_of(&gathered)
 }
 
-/// How values are joined with what is beside them. To do the same for either form, by other tables,
-/// is quicker than to ask which.
+/// How values are joined with what is beside them.
 struct Join {
     /// Bits that the first of two bytes has of what is beside the value, and the second of the
     /// value.
@@ -150,12 +143,8 @@ struct Join {
 impl Join {
     #[inline]
     #[target_feature(enable = "avx512f")]
-    fn to(form: Form) -> Self {
-        let (lower, places) = match form {
-            Form::Words => (0x7f, [&FIRST_WORDS, &SECOND_WORDS]),
-            Form::Fields => (0, [&FIRST, &SECOND]),
-        };
-        Self { lower: _mm512_set1_epi8(lower), places: places.map(|places| load(places)) }
+    fn new() -> Self {
+        Self { lower: _mm512_set1_epi8(0x7f), places: [&FIRST, &SECOND].map(|places| load(places)) }
     }
 
     #[inline]
@@ -175,35 +164,15 @@ impl Join {
 }
 
 /// The bytes of two registers in turn, of the registers' first halves.
-const FIRST_WORDS: [u8; STEP] = {
-    let mut places = [0; STEP];
-    let mut at = 0;
-    while at < STEP {
-        places[at] = (at / 2 + at % 2 * STEP) as u8;
-        at += 1;
-    }
-    places
-};
+const FIRST: [u8; STEP] = in_turn(0);
 /// The same of their second halves.
-const SECOND_WORDS: [u8; STEP] = behind(FIRST_WORDS, STEP as u8 / 2);
-/// The bytes of the first of two registers.
-const FIRST: [u8; STEP] = {
+const SECOND: [u8; STEP] = in_turn(STEP / 2);
+
+const fn in_turn(from: usize) -> [u8; STEP] {
     let mut places = [0; STEP];
     let mut at = 0;
     while at < STEP {
-        places[at] = at as u8;
-        at += 1;
-    }
-    places
-};
-/// Those of the second.
-const SECOND: [u8; STEP] = behind(FIRST, STEP as u8);
-
-/// So many places further on.
-const fn behind(mut places: [u8; STEP], by: u8) -> [u8; STEP] {
-    let mut at = 0;
-    while at < STEP {
-        places[at] += by;
+        places[at] = (from + at / 2 + at % 2 * STEP) as u8;
         at += 1;
     }
     places

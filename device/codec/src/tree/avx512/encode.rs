@@ -67,23 +67,13 @@ const RANKS: [[u8; STEP]; LONGEST] = {
 
 /// See [`super::super::compact::levels`].
 #[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
-pub(in super::super) fn levels(
-    values: &[u8],
-    raw: usize,
-    coder: &Coder,
-    out: &mut [u8],
-    scratch: &mut Scratch,
-    aside: &mut dyn FnMut(),
-) -> Option<usize> {
-    if let Some(end) = three_and_three::encode::levels(values, coder, out, scratch, aside) {
-        return Some(end);
+pub(in super::super) fn levels(values: &[u8], coder: &Coder, out: &mut [u8], scratch: &mut Scratch) -> usize {
+    if let Some(end) = three_and_three::encode::levels(values, coder, out, scratch) {
+        return end;
     }
     let whole = coder.first_level() + 1;
     let at = coder.write(out);
     let behind = at + whole * (values.len() / 8);
-    if behind >= raw {
-        return None;
-    }
     let rows = out[at..behind].as_chunks_mut().0.as_chunks_mut().0;
     let count = match (whole, coder.marks[ZERO] > 0) {
         (1, false) => first_levels::<1, false>(values, coder, rows, scratch),
@@ -97,21 +87,15 @@ pub(in super::super) fn levels(
         (6, _) => first_levels::<6, true>(values, coder, rows, scratch),
         _ => first_levels::<LONGEST, true>(values, coder, rows, scratch),
     };
-    aside();
     let mut writer = Writer::new(out, behind);
-    other_levels(count, coder.longest().saturating_sub(whole), raw, &mut writer, scratch, aside)?;
+    other_levels(count, coder.longest().saturating_sub(whole), &mut writer, scratch);
     let at = writer.finish();
     let escapes = escapes(values, scratch);
-    let end = at + escapes;
-    // Without an escape, what would be escaped has no code.
-    if end >= raw || escapes > 0 && coder.marks[ESCAPE] == 0 {
-        return None;
-    }
     // Whole pieces fit behind.
     let pieces = out[at..].as_chunks_mut::<PIECE>().0.iter_mut();
     let escaped = scratch.levels[ESCAPED].as_chunks().0;
     pieces.zip(escaped).take(escapes.div_ceil(PIECE)).for_each(|(piece, escaped)| *piece = *escaped);
-    Some(end)
+    at + escapes
 }
 
 /// By values their marks, but for zeros that have a symbol of their own.
@@ -234,24 +218,14 @@ pub(super) fn push(level: &mut Level, at: usize, goes_on: u64, marks: __m512i) -
 }
 
 /// Writes `levels` levels, or those before the first without elements, of which the first has the
-/// `count` marks that the scratch's first level has. `None` if they would not end before `raw`.
+/// `count` marks that the scratch's first level has.
 #[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi2")]
-fn other_levels(
-    mut count: usize,
-    mut levels: usize,
-    raw: usize,
-    writer: &mut Writer<'_>,
-    scratch: &mut Scratch,
-    aside: &mut dyn FnMut(),
-) -> Option<()> {
+fn other_levels(mut count: usize, mut levels: usize, writer: &mut Writer<'_>, scratch: &mut Scratch) {
     let below_end = _mm512_set1_epi8(!END.cast_signed());
     let Scratch { levels: [from, _, to, words, ..], masks: [_, bits, ones], .. } = scratch;
     let mut from: &mut Level = from.first_chunk_mut().expect("a level holds all elements");
     let mut to: &mut Level = to.first_chunk_mut().expect("a level holds all elements");
     while count > FEW * STEP {
-        if writer.end(count) >= raw {
-            return None;
-        }
         // Zeros neither have a one nor go on.
         store_at(from, count, _mm512_setzero_si512());
         let marks = &from.as_chunks().0[..count.div_ceil(STEP)];
@@ -267,7 +241,6 @@ fn other_levels(
             }
             going_on
         };
-        aside();
         (count, levels) = (going_on, levels - 1);
         std::mem::swap(&mut from, &mut to);
     }
@@ -278,27 +251,21 @@ fn other_levels(
         ones.as_chunks_mut().0.first_chunk_mut().expect("words for all levels");
     let (bits, ones) = (&mut bits[..levels], &mut ones[..levels]);
     let vectors = count.div_ceil(STEP).min(FEW);
-    let mut all = 0;
     for (at, marks) in from.as_chunks().0[..vectors].iter().enumerate() {
         let mut marks = load(marks);
         let mut goes_on = first(count - at * STEP);
         for (bits, ones) in bits.iter_mut().zip(&mut *ones) {
             bits[at] = _pext_u64(_mm512_movepi8_mask(marks), goes_on);
             ones[at] = goes_on.count_ones().into();
-            all += ones[at] as usize;
             marks = _mm512_add_epi8(marks, marks);
             goes_on &= _mm512_test_epi8_mask(marks, below_end);
         }
-    }
-    if writer.end(all) >= raw {
-        return None;
     }
     for (bits, ones) in bits.iter().zip(ones) {
         for (bits, ones) in bits[..vectors].iter().zip(ones) {
             writer.push(*bits, *ones as u32);
         }
     }
-    Some(())
 }
 
 /// Writes a level's bits to words: how many of its marks, which are moved together to the next

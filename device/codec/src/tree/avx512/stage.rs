@@ -12,10 +12,9 @@
 use std::arch::x86_64::{
     __m512i, _mm_cvtsi128_si64, _mm512_add_epi8, _mm512_add_epi64, _mm512_alignr_epi64, _mm512_and_si512,
     _mm512_castsi512_si128, _mm512_cmpeq_epi8_mask, _mm512_cmpge_epu8_mask, _mm512_gf2p8affine_epi64_epi8,
-    _mm512_mask_add_epi8, _mm512_mask_expand_epi8, _mm512_mask_mov_epi8, _mm512_mask_sub_epi8,
-    _mm512_maskz_compress_epi8, _mm512_maskz_mov_epi8, _mm512_permutexvar_epi8, _mm512_permutexvar_epi64,
-    _mm512_popcnt_epi64, _mm512_set1_epi8, _mm512_set1_epi64, _mm512_setzero_si512, _mm512_sub_epi8,
-    _mm512_sub_epi64,
+    _mm512_mask_add_epi8, _mm512_mask_expand_epi8, _mm512_mask_sub_epi8, _mm512_maskz_compress_epi8,
+    _mm512_maskz_mov_epi8, _mm512_permutexvar_epi8, _mm512_permutexvar_epi64, _mm512_popcnt_epi64,
+    _mm512_set1_epi8, _mm512_set1_epi64, _mm512_setzero_si512, _mm512_sub_epi8, _mm512_sub_epi64,
 };
 
 use super::super::{MAX_ELEMENTS, code::LONGEST};
@@ -37,8 +36,6 @@ pub(super) struct Rows<'a> {
     pub levels: usize,
     /// Leaves above the stage.
     pub above: u8,
-    /// Whether all that go on come to one node again.
-    pub together: bool,
 }
 
 /// Which elements of a stage go on.
@@ -53,12 +50,6 @@ pub(super) struct GoesOn {
 impl GoesOn {
     pub(super) const fn new() -> Self {
         Self { masks: [0; MASKS], before: [0; MASKS] }
-    }
-
-    /// What is known of each vector, to be told: its mask, and how many go on before.
-    #[inline]
-    pub(super) fn words(&mut self) -> impl Iterator<Item = (&mut u64, &mut u64)> {
-        self.masks.iter_mut().zip(&mut self.before)
     }
 
     /// What is known of a vector of elements: its mask, and how many go on before.
@@ -117,10 +108,9 @@ pub(super) struct Escaped<'a> {
 impl<'a> Rows<'a> {
     /// The words of `GROUP` vectors of elements on each level.
     #[inline]
-    fn group<const LEVELS: usize, const GROUP: usize>(self, group: usize) -> [&'a [[u8; 8]; GROUP]; LONGEST] {
-        let levels = if LEVELS > 0 { LEVELS } else { self.levels };
+    fn group<const GROUP: usize>(self, group: usize) -> [&'a [[u8; 8]; GROUP]; LONGEST] {
         std::array::from_fn(|level| {
-            let level = if level < levels { level } else { 0 };
+            let level = if level < self.levels { level } else { 0 };
             self.bits[level * self.pitch + group * GROUP..].first_chunk().expect("as many words as elements")
         })
     }
@@ -128,10 +118,9 @@ impl<'a> Rows<'a> {
     /// What bits count on each level: numbers of nodes from the first on.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    fn weights<const LEVELS: usize>(self) -> [__m512i; LONGEST] {
-        let levels = if LEVELS > 0 { LEVELS } else { self.levels };
+    fn weights(self) -> [__m512i; LONGEST] {
         let mut weights = [_mm512_setzero_si512(); LONGEST];
-        for (weight, level) in weights.iter_mut().zip((0..levels).rev()) {
+        for (weight, level) in weights.iter_mut().zip((0..self.levels).rev()) {
             *weight = _mm512_set1_epi8(1 << level);
         }
         weights
@@ -141,14 +130,14 @@ impl<'a> Rows<'a> {
     /// leaves, or behind these of the node.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    fn element<const LEVELS: usize, const GROUP: usize>(
+    fn element<const GROUP: usize>(
         self,
         rows: &[&[[u8; 8]; GROUP]; LONGEST],
         weights: &[__m512i; LONGEST],
         index: usize,
     ) -> __m512i {
         let mut x = _mm512_maskz_mov_epi8(u64::from_le_bytes(rows[0][index]), weights[0]);
-        for level in 1..if LEVELS > 0 { LEVELS } else { self.levels } {
+        for level in 1..self.levels {
             x = _mm512_mask_add_epi8(x, u64::from_le_bytes(rows[level][index]), x, weights[level]);
         }
         x
@@ -185,33 +174,16 @@ impl<'a> Rows<'a> {
         goes_on: &mut GoesOn,
         next: &mut [u8; BUFFER],
     ) -> usize {
-        match self.levels {
-            1 => self.down_levels::<1>(vectors, leaves, goes_on, next),
-            2 => self.down_levels::<2>(vectors, leaves, goes_on, next),
-            3 => self.down_levels::<3>(vectors, leaves, goes_on, next),
-            _ => self.down_levels::<0>(vectors, leaves, goes_on, next),
-        }
-    }
-
-    #[inline]
-    #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi2")]
-    fn down_levels<const LEVELS: usize>(
-        self,
-        vectors: usize,
-        leaves: u8,
-        goes_on: &mut GoesOn,
-        next: &mut [u8; BUFFER],
-    ) -> usize {
         let leaves = _mm512_set1_epi8(leaves.cast_signed());
-        let weights = self.weights::<LEVELS>();
+        let weights = self.weights();
         let mut going_on = 0;
         let GoesOn { masks, before } = goes_on;
         let groups = masks.as_chunks_mut::<FOUR>().0.iter_mut().zip(before.as_chunks_mut::<FOUR>().0);
         for (group, (masks, before)) in groups.take(vectors / FOUR).enumerate() {
-            let rows = self.group::<LEVELS, FOUR>(group);
+            let rows = self.group::<FOUR>(group);
             for (index, (goes_on, before)) in masks.iter_mut().zip(before).enumerate() {
                 *before = going_on as u64;
-                let x = self.element::<LEVELS, FOUR>(&rows, &weights, index);
+                let x = self.element(&rows, &weights, index);
                 *goes_on = _mm512_cmpge_epu8_mask(x, leaves);
                 store_in(next, going_on, _mm512_maskz_compress_epi8(*goes_on, x));
                 going_on += goes_on.count_ones() as usize;
@@ -224,8 +196,8 @@ impl<'a> Rows<'a> {
     #[cold]
     #[target_feature(enable = "popcnt,avx512f,avx512bw")]
     pub(super) fn at(self, vectors: usize, leaf: __m512i) -> usize {
-        let weights = self.weights::<0>();
-        let x = |index| self.element::<0, 1>(&self.group::<0, 1>(index), &weights, 0);
+        let weights = self.weights();
+        let x = |index| self.element(&self.group::<1>(index), &weights, 0);
         (0..vectors).map(|index| _mm512_cmpeq_epi8_mask(x(index), leaf).count_ones() as usize).sum()
     }
 }
@@ -237,9 +209,8 @@ pub(super) struct Up<'a> {
     goes_on: &'a GoesOn,
     /// The values of elements that go on.
     below: &'a [u8; BUFFER],
-    /// The values of leaves, and of the first three each.
+    /// The values of leaves.
     table: __m512i,
-    three: [__m512i; 3],
     /// Where there is this, vectors are whole.
     escaped: Option<Escaped<'a>>,
     /// Those before.
@@ -249,78 +220,38 @@ pub(super) struct Up<'a> {
 impl<'a> Up<'a> {
     /// To `rows`, by the values of the stage's leaves, each at the number that its bits are.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
-    pub(super) fn new(
+    pub(super) const fn new(
         rows: Rows<'a>,
         goes_on: &'a GoesOn,
         below: &'a [u8; BUFFER],
         table: __m512i,
         escaped: Option<Escaped<'a>>,
     ) -> Self {
-        let [a, b, c] = [_mm512_set1_epi8(0), _mm512_set1_epi8(1), _mm512_set1_epi8(2)];
-        let three = [
-            _mm512_permutexvar_epi8(a, table),
-            _mm512_permutexvar_epi8(b, table),
-            _mm512_permutexvar_epi8(c, table),
-        ];
-        Self { rows, goes_on, below, table, three, escaped, escapes: 0 }
+        Self { rows, goes_on, below, table, escaped, escapes: 0 }
     }
 
-    /// The values of the next `GROUP` vectors, group number `group`. `WORDS` is whether they become
-    /// words at once: no two callers are to share a copy, which would not be inlined.
+    /// The values of the next `GROUP` vectors, group number `group`.
     #[inline]
     #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,gfni")]
-    pub(super) fn group<const GROUP: usize, const WORDS: bool>(&mut self, group: usize) -> [__m512i; GROUP] {
-        match (self.rows.levels, self.escaped) {
-            (1, None) if self.rows.together => self.three::<1, GROUP, WORDS>(group),
-            (2, None) if self.rows.together => self.three::<2, GROUP, WORDS>(group),
-            (2, None) => self.levels::<2, GROUP, WORDS>(group),
-            (3, None) => self.levels::<3, GROUP, WORDS>(group),
-            (4, None) => self.levels::<4, GROUP, WORDS>(group),
-            _ => {
-                let (values, escapes) = self.any(group);
-                self.escapes = escapes;
-                values
-            }
+    pub(super) fn group<const GROUP: usize>(&mut self, group: usize) -> [__m512i; GROUP] {
+        if self.escaped.is_none() {
+            return self.unescaped(group);
         }
-    }
-
-    /// As [`Self::group`] where all that go on have ones on all of the one or two levels.
-    #[inline]
-    #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,gfni")]
-    fn three<const LEVELS: usize, const GROUP: usize, const WORDS: bool>(
-        &self,
-        group: usize,
-    ) -> [__m512i; GROUP] {
-        let (goes_on, before) = self.goes_on.group::<GROUP>(group);
-        let rows = self.rows.group::<LEVELS, GROUP>(group);
-        let [a, b, c] = self.three;
-        let mut values = [a; GROUP];
-        for index in 0..GROUP {
-            let mut value = a;
-            if LEVELS == 2 {
-                value = _mm512_mask_mov_epi8(value, u64::from_le_bytes(rows[1][index]), b);
-                value = _mm512_mask_mov_epi8(value, u64::from_le_bytes(rows[0][index]), c);
-            }
-            values[index] =
-                _mm512_mask_expand_epi8(value, goes_on[index], load_behind(self.below, before[index]));
-        }
+        let (values, escapes) = self.with_escapes(group);
+        self.escapes = escapes;
         values
     }
 
     /// As [`Self::group`] where none are escaped.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
-    fn levels<const LEVELS: usize, const GROUP: usize, const WORDS: bool>(
-        &self,
-        group: usize,
-    ) -> [__m512i; GROUP] {
+    fn unescaped<const GROUP: usize>(&self, group: usize) -> [__m512i; GROUP] {
         let (goes_on, before) = self.goes_on.group::<GROUP>(group);
-        let rows = self.rows.group::<LEVELS, GROUP>(group);
-        let weights = self.rows.weights::<LEVELS>();
+        let rows = self.rows.group::<GROUP>(group);
+        let weights = self.rows.weights();
         let mut values = [self.table; GROUP];
         for index in 0..GROUP {
-            let x = self.rows.element::<LEVELS, GROUP>(&rows, &weights, index);
+            let x = self.rows.element(&rows, &weights, index);
             let value = _mm512_permutexvar_epi8(x, self.table);
             values[index] =
                 _mm512_mask_expand_epi8(value, goes_on[index], load_behind(self.below, before[index]));
@@ -333,15 +264,15 @@ impl<'a> Up<'a> {
     #[cold]
     #[inline(never)]
     #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,gfni")]
-    fn any<const GROUP: usize>(self, group: usize) -> ([__m512i; GROUP], usize) {
-        let mut values = self.levels::<0, GROUP, false>(group);
+    fn with_escapes<const GROUP: usize>(self, group: usize) -> ([__m512i; GROUP], usize) {
+        let mut values = self.unescaped(group);
         let mut escapes = self.escapes;
         if let Some(Escaped { leaf, values: escaped, matrix }) = self.escaped {
-            let rows = self.rows.group::<0, GROUP>(group);
-            let weights = self.rows.weights::<0>();
+            let rows = self.rows.group::<GROUP>(group);
+            let weights = self.rows.weights();
             let above = _mm512_set1_epi8(self.rows.above.cast_signed());
             for (index, value) in values.iter_mut().enumerate() {
-                let x = self.rows.element::<0, GROUP>(&rows, &weights, index);
+                let x = self.rows.element(&rows, &weights, index);
                 let here = _mm512_cmpeq_epi8_mask(_mm512_add_epi8(x, above), leaf);
                 let found = _mm512_gf2p8affine_epi64_epi8::<0>(load_at(escaped, escapes), matrix);
                 *value = _mm512_mask_expand_epi8(*value, here, found);

@@ -13,7 +13,7 @@ use super::super::{
     Malformed,
     code::{Code, FIXED_BITS, LONGEST, SLOTS, WINDOW},
 };
-use super::{COUNTING, STEP, load, spread::Spread, store_at, three_and_three::ThreeAndThree};
+use super::{COUNTING, STEP, load, store_at, three_and_three::ThreeAndThree};
 
 /// A code as decoders go by it, and the header it was read from.
 pub(super) struct Table {
@@ -33,8 +33,6 @@ pub(super) struct Table {
     /// The escape's level, past all if there is none, and its leaf.
     pub(super) escape_level: usize,
     pub(super) escape_leaf: u8,
-    /// How its first levels are spread, if they are.
-    pub(super) spread: Option<Spread>,
     /// What there is to know of a 3+3 code.
     pub(super) three_and_three: Option<ThreeAndThree>,
 }
@@ -101,7 +99,6 @@ impl Table {
             longest: 0,
             escape_level: LONGEST,
             escape_leaf: 0,
-            spread: None,
             three_and_three: None,
         }
     }
@@ -143,7 +140,6 @@ impl Table {
         self.escape_level = usize::from(escape).checked_sub(1).unwrap_or(LONGEST);
         self.escape_leaf = self.count.iter().take(self.escape_level + 1).sum::<u8>().wrapping_sub(1);
         self.header = bits & (u128::MAX >> (128 - 8 * header));
-        self.spread = Spread::of(self.count);
         self.three_and_three = ThreeAndThree::of(self.count, self.escape_level, self.escape_leaf);
         (self.bytes, self.largest) = (header, largest);
         Ok(())

@@ -7,9 +7,7 @@
 //! `2x − F + b`. So leaves and nodes need not be told apart but by comparing with `F`.
 //!
 //! The first stage is read from the stream as often as it is wanted: its levels have bits of all
-//! elements. Where two nodes are left behind it, more levels are spread beside them
-//! ([`super::spread`]). Of [`MAX_LAST`] vectors the rest of the levels is done in place
-//! ([`super::few`]).
+//! elements. Of [`MAX_LAST`] vectors the rest of the levels is done in place ([`super::few`]).
 //!
 //! Values come with their bits where they are wanted, by a matrix that the table of leaves and the
 //! escaped values are brought through.
@@ -23,8 +21,7 @@ use super::super::{Malformed, code::LONGEST};
 use super::{
     BUFFER, COUNTING, MASKS, STEP,
     few::{self, few},
-    load, load_at, load_first,
-    spread::{Spread, spread},
+    load, load_at,
     stage::{self, Escaped, FOUR, GoesOn, Rows, Up, many, many_up, row, rows_of_ones},
     store,
     table::Table,
@@ -109,8 +106,6 @@ pub(super) struct TreeWalk<'a> {
     cursor: Cursor<'a>,
     /// The rows of the first stage, as they are in the stream.
     root: Rows<'a>,
-    /// How more rows are spread beside them.
-    spread: Option<&'a Spread>,
     /// The values of the leaves.
     table: __m512i,
     /// What brings bits of values to their places.
@@ -146,7 +141,7 @@ impl<'a> TreeWalk<'a> {
         matrix: i64,
         code: &'a Table,
     ) -> Self {
-        let Table { count, longest, bytes, escape_level, escape_leaf, spread, .. } = code;
+        let Table { count, longest, bytes, escape_level, escape_leaf, .. } = code;
         Self {
             cursor: Cursor {
                 stream,
@@ -157,15 +152,7 @@ impl<'a> TreeWalk<'a> {
                 at: 8 * bytes,
                 leaves: 0,
             },
-            root: Rows {
-                bits: stream[*bytes..].as_chunks().0,
-                pitch: elements / STEP,
-                levels: 0,
-                above: 0,
-                together: false,
-            },
-            // Those that are escaped have to be told from the others by their leaf.
-            spread: spread.as_ref().filter(|spread| *escape_level >= spread.levels),
+            root: Rows { bits: stream[*bytes..].as_chunks().0, pitch: elements / STEP, levels: 0, above: 0 },
             table: _mm512_gf2p8affine_epi64_epi8::<0>(load(code.leaves()), _mm512_set1_epi64(matrix)),
             matrix,
             escape_level: *escape_level,
@@ -187,26 +174,18 @@ impl<'a> TreeWalk<'a> {
     )]
     fn begin(&mut self, buffers: &mut Buffers) -> Result<(), Malformed> {
         let Self { cursor, root, alive, .. } = self;
-        let Buffers { rows, goes_on, values, stages } = buffers;
+        let Buffers { goes_on, values, stages, .. } = buffers;
         let elements = *alive;
         while cursor.leaves == 0 {
             cursor.step(elements)?;
         }
         root.levels = cursor.level;
-        if let Some(Spread { levels, .. }) = self.spread {
-            self.alive = spread(cursor, root, *levels, rows, &mut goes_on[0])?;
-            (self.together, root.together) = (true, false);
-            stages[0] = Stage { alive: elements, level: 0, levels: *levels, above: 0 };
-            self.count = 1;
-            return Ok(());
-        }
         self.together = usize::from(cursor.leaves) + 1 == 1 << root.levels;
         self.alive = if self.together {
             root.ones(elements / STEP, &mut goes_on[0])
         } else {
             root.down(elements / STEP, cursor.leaves, &mut goes_on[0], &mut values[0])
         };
-        root.together = self.together;
         stages[0] = Stage { alive: elements, level: 0, levels: root.levels, above: 0 };
         self.count = 1;
         if let Some(leaf) = self.escape_within(0) {
@@ -356,16 +335,13 @@ impl<'a> TreeWalk<'a> {
                 many_up(alive, here, goes_on, below, self.table, self.escaped(number));
                 continue;
             }
-            let rows =
-                Rows { bits: rows[level..].as_flattened(), pitch: MASKS, levels, above, together: true };
+            let rows = Rows { bits: rows[level..].as_flattened(), pitch: MASKS, levels, above };
             let above = _mm512_set1_epi8(above.cast_signed());
             let table = _mm512_permutexvar_epi8(_mm512_add_epi8(load(&COUNTING), above), self.table);
             let mut up = Up::new(rows, goes_on, below, table, None);
             let groups = here.as_chunks_mut::<STEP>().0.as_chunks_mut::<FOUR>().0;
             for (group, here) in groups[..alive.div_ceil(FOUR * STEP)].iter_mut().enumerate() {
-                here.iter_mut()
-                    .zip(up.group::<FOUR, false>(group))
-                    .for_each(|(here, value)| store(here, value));
+                here.iter_mut().zip(up.group::<FOUR>(group)).for_each(|(here, value)| store(here, value));
             }
         }
     }
@@ -385,12 +361,7 @@ impl<'a> TreeWalk<'a> {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
     pub(super) fn end<'b>(&'b self, buffers: &'b Buffers) -> Up<'b> {
-        let (mut rows, mut table) = (self.root, self.table);
-        if let Some(Spread { levels, leaves }) = self.spread {
-            rows = Rows { bits: buffers.rows.as_flattened(), pitch: MASKS, levels: *levels, ..rows };
-            table = _mm512_permutexvar_epi8(load_first(leaves), table);
-        }
-        Up::new(rows, &buffers.goes_on[0], &buffers.values[0], table, self.escaped(0))
+        Up::new(self.root, &buffers.goes_on[0], &buffers.values[0], self.table, self.escaped(0))
     }
 
     /// All of the way down, and up to the first stage.

@@ -9,7 +9,7 @@ use std::arch::x86_64::{
 };
 
 use super::{
-    super::whole::{BESIDE, PLANE},
+    super::whole::{BESIDE, PLANE, STEPS},
     STEP, load, store,
 };
 use crate::{
@@ -18,25 +18,22 @@ use crate::{
     plane::avx512::planes_beside,
 };
 
-/// Lines of a plane.
-const LINES: usize = PLANE / STEP;
-
-/// Takes the values out of a block.
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
-pub(in super::super) fn take_values(words: &BlockWords, values: &mut [u8]) {
+/// Takes a block apart to values and the planes beside the exponent's, most significant first.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
+pub(in super::super) fn take_apart(
+    words: &BlockWords,
+    values: &mut [u8],
+    planes: &mut [[u8; PLANE]; BESIDE],
+) {
     let low_bytes = load(&LOW_BYTES);
     for (pair, values) in words.as_chunks::<{ 2 * STEP }>().0.iter().zip(values.as_chunks_mut().0) {
         let [a, b] = [0, 1].map(|line| _mm512_srli_epi16::<7>(load(&pair.as_chunks().0[line])));
         store(values, _mm512_permutex2var_epi8(a, low_bytes, b));
     }
-}
-
-/// Splits a step of a block to a line of each of the planes beside the exponent's, most significant
-/// first.
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-pub(in super::super) fn split_step(words: &BlockWords, step: usize, planes: &mut [[u8; PLANE]; BESIDE]) {
-    for (plane, line) in planes.iter_mut().rev().zip(planes_beside(&words.as_chunks().0[step])) {
-        store(&mut plane.as_chunks_mut().0[step], line);
+    for (step, words) in words.as_chunks().0.iter().enumerate() {
+        for (plane, line) in planes.iter_mut().rev().zip(planes_beside(words)) {
+            store(&mut plane.as_chunks_mut().0[step], line);
+        }
     }
 }
 
@@ -55,7 +52,7 @@ pub(in super::super) fn place(
     for (index, (((plane, place), check), ones)) in
         planes.iter().zip(places).zip(&mut checks).zip(&mut ones).enumerate()
     {
-        let lines: [__m512i; LINES] = std::array::from_fn(|line| load(&plane.as_chunks().0[line]));
+        let lines: [__m512i; STEPS] = std::array::from_fn(|line| load(&plane.as_chunks().0[line]));
         for (place, line) in place.as_chunks_mut().0.iter_mut().zip(lines) {
             store(place, line);
         }

@@ -23,10 +23,9 @@ use std::arch::x86_64::{
 };
 
 use super::Target;
-use crate::{BlockWords, FIELDS};
 
 /// Elements of a step.
-const STEP: usize = FIELDS;
+const STEP: usize = 64;
 /// bf16's mantissa bits.
 const MANTISSA: u32 = 7;
 /// Mantissas.
@@ -260,23 +259,6 @@ pub(super) fn bf16_to_8(target: Target, scale: i32, words: &[u8], out: &mut [u8]
             words.map(|[lower, upper]| [upper << 1 | lower >> 7, upper & 0x80 | lower & 0x7f]),
             out,
         );
-    }
-}
-
-/// As [`bf16_to_8`] of a block's values in [fields](crate::Form::Fields).
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
-pub(super) fn fields_to_8(target: Target, scale: i32, fields: &BlockWords, out: &mut [u8]) {
-    let lanes = Lanes::new(target, scale);
-    let mut largest = _mm512_setzero_si512();
-    let (fields, _) = fields.as_chunks();
-    for (fields, out) in fields.iter().zip(out.as_chunks_mut().0) {
-        let [exponents, rests] = halves(fields);
-        store(out, signed(rests, lanes.magnitudes(exponents, rests)));
-        largest = _mm512_max_epu8(largest, exponents);
-    }
-    if may_be_nan(largest) {
-        let fields = fields.iter().flat_map(|fields| fields[..STEP].iter().zip(&fields[STEP..]));
-        put_nan(target, fields.map(|(exponent, rest)| [*exponent, *rest]), out);
     }
 }
 

@@ -1,40 +1,39 @@
-//! Packing in AVX-512: each step takes a register of elements and works out the part of the stream
-//! that they fill.
+//! Packing elements of up to 16 bits in AVX-512 with VBMI: a register of elements at a time becomes
+//! the bytes that they fill.
 //!
-//! First the kept bits of each 32-bit lane are closed up, run by run of the mask; whatever the
-//! format, a lane then has `c` of them. A *unit* is 16 bits of the stream, again in a lane. It
-//! begins at bit `o` of what some lane `i` has: it is that shifted right by `o`, and what the `k`th
-//! lane behind it has, shifted left by `k·c − o`. What is past the unit is cut off.
+//! The kept bits of each 16-bit lane are closed up, run by run of the mask; whatever the format, a
+//! lane then has `c` of them. Lanes are joined in pairs, the upper one's bits moved down to the
+//! lower one's. Most views keep one run from the sign down, which is closed up and joined by one
+//! shift for either lane of a pair. If a pair's `2c` bits are whole bytes, one permutation of bytes
+//! brings them together. If not, pairs are joined in pairs again: every 64-bit lane has `4c` bits
+//! at its lower end. If `c` is odd, that is half a byte too many: odd lanes are moved up by as
+//! much, and permuted apart.
+//!
+//! A whole register is stored as long as the stream has room for it, as what is behind its bytes
+//! comes next; the last stores are masked, so nothing behind the stream's end is touched.
 
 use std::arch::x86_64::{
-    __m256i, __m512i, _mm_cvtsi32_si128, _mm256_storeu_si256, _mm512_add_epi32, _mm512_and_si512,
-    _mm512_cvtepi32_epi16, _mm512_loadu_si512, _mm512_mullo_epi32, _mm512_or_si512, _mm512_permutexvar_epi32,
-    _mm512_set1_epi32, _mm512_setr_epi32, _mm512_setzero_si512, _mm512_slli_epi32, _mm512_sllv_epi32,
-    _mm512_srl_epi32, _mm512_srli_epi32, _mm512_srlv_epi32, _mm512_sub_epi32,
+    __m128i, __m512i, _mm_cvtsi32_si128, _mm512_and_si512, _mm512_loadu_si512, _mm512_mask_storeu_epi8,
+    _mm512_maskz_permutexvar_epi8, _mm512_or_si512, _mm512_set_epi64, _mm512_set1_epi32, _mm512_set1_epi64,
+    _mm512_sllv_epi64, _mm512_srl_epi16, _mm512_srl_epi32, _mm512_srl_epi64, _mm512_storeu_si512,
+    _mm512_ternarylogic_epi64,
 };
 
-/// Most runs of ones that a mask of 32 bits has.
-const MAX_RUNS: usize = 16;
-/// Bits of a unit.
+/// Bytes of a register.
+const STEP: usize = 64;
+/// Bits of a lane that is closed up.
 const UNIT: u32 = 16;
-/// Bytes that are worked out at once: a unit in each of 16 lanes.
-const BYTES: usize = 32;
-
-/// Whether this processor has what is needed here.
-pub(super) fn is_available() -> bool {
-    std::arch::is_x86_feature_detected!("avx512f")
-}
 
 /// One run of the mask: which bits, and how far they move down.
 #[derive(Clone, Copy)]
-pub(super) struct Run {
-    pub(super) bits: u32,
-    pub(super) shift: u32,
+struct Run {
+    bits: u32,
+    shift: u32,
 }
 
 /// The runs of ones in `keep`, and how many.
-pub(super) fn runs(mut keep: u32) -> ([Run; MAX_RUNS], usize) {
-    let mut runs = [Run { bits: 0, shift: 0 }; MAX_RUNS];
+fn runs(mut keep: u32) -> ([Run; UNIT as usize / 2], usize) {
+    let mut runs = [Run { bits: 0, shift: 0 }; UNIT as usize / 2];
     let (mut count, mut to) = (0, 0);
     while keep != 0 {
         let from = keep.trailing_zeros();
@@ -50,73 +49,182 @@ pub(super) fn runs(mut keep: u32) -> ([Run; MAX_RUNS], usize) {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) fn load(bytes: &[u8; 64]) -> __m512i {
+fn load(bytes: &[u8; 64]) -> __m512i {
     // SAFETY: the array has the register's 64 bytes, and the load needs no alignment.
     unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
 }
 
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn store(bytes: &mut [u8; BYTES], value: __m256i) {
-    // SAFETY: the array has the register's 32 bytes, and the store needs no alignment.
-    unsafe { _mm256_storeu_si256(bytes.as_mut_ptr().cast(), value) };
+/// Which bytes of lanes come where in the stream.
+#[derive(Clone, Copy)]
+struct Gather {
+    places: u64,
+    index: [u8; STEP],
 }
 
-/// Packs the bits in `keep`, of which there are some, of every four bytes of `words`; they fill
-/// `stream`.
-#[target_feature(enable = "avx512f")]
-pub(super) fn pack(keep: u32, words: &[u8], stream: &mut [u8]) {
-    let count = keep.count_ones();
-    let (runs, run_count) = runs(keep);
-    let runs = &runs[..run_count];
-    // Lanes behind a unit's first one that may reach into it.
-    let behind = (count - 1 + UNIT - 1) / count;
-    let places = (count as usize).div_ceil(UNIT as usize);
-    let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    let count_in_lanes = _mm512_set1_epi32(count.cast_signed());
-    // bit / count is bit · ⌈2^16 / count⌉ / 2^16 for the bits there are, fewer than 512.
-    let reciprocal = _mm512_set1_epi32((1_u32 << 16).div_ceil(count).cast_signed());
-    let [mut first, mut offset] = [[_mm512_setzero_si512(); 2]; 2];
-    for (place, unit) in [lanes, _mm512_add_epi32(lanes, _mm512_set1_epi32(16))].into_iter().enumerate() {
-        let bit = _mm512_slli_epi32::<4>(unit);
-        first[place] = _mm512_srli_epi32::<16>(_mm512_mullo_epi32(bit, reciprocal));
-        offset[place] = _mm512_sub_epi32(bit, _mm512_mullo_epi32(first[place], count_in_lanes));
+impl Gather {
+    /// Those of every `step`th lane of `wide` bytes from `first` on. Each has `bits` bits, which in
+    /// odd lanes begin in the midst of a byte if they do not fill bytes.
+    const fn new(wide: usize, bits: usize, first: usize, step: usize) -> Self {
+        let mut gather = Self { places: 0, index: [0; STEP] };
+        let mut lane = first;
+        while lane < STEP / wide {
+            let mut place = lane * bits / 8;
+            let mut byte = wide * lane;
+            while place < ((lane + 1) * bits).div_ceil(8) {
+                gather.places |= 1 << place;
+                gather.index[place] = byte.to_le_bytes()[0];
+                place += 1;
+                byte += 1;
+            }
+            lane += step;
+        }
+        gather
     }
-    let mut at = 0;
-    for words in words.chunks(64) {
-        let x = if let Ok(words) = words.try_into() {
-            load(words)
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+    fn of(&self, lanes: __m512i) -> __m512i {
+        _mm512_maskz_permutexvar_epi8(self.places, load(&self.index), lanes)
+    }
+}
+
+/// How what is joined is brought together.
+#[derive(Clone, Copy)]
+enum Gathers {
+    /// Of pairs, which have whole bytes.
+    Pairs(Gather),
+    /// Of pairs of pairs.
+    Fours(Gather),
+    /// Of pairs of pairs that do not have whole bytes: the even ones and the odd ones.
+    Halves(Gather, Gather),
+}
+
+/// By how many bits of a 16-bit lane are kept.
+static GATHERS: [Gathers; UNIT as usize + 1] = {
+    let mut gathers = [Gathers::Pairs(Gather::new(4, 0, 0, 1)); UNIT as usize + 1];
+    let mut count = 1;
+    while count < gathers.len() {
+        gathers[count] = if count.is_multiple_of(4) {
+            Gathers::Pairs(Gather::new(4, 2 * count, 0, 1))
+        } else if count.is_multiple_of(2) {
+            Gathers::Fours(Gather::new(8, 4 * count, 0, 1))
         } else {
-            let mut rest = [0; 64];
-            rest[..words.len()].copy_from_slice(words);
-            load(&rest)
+            Gathers::Halves(Gather::new(8, 4 * count, 0, 2), Gather::new(8, 4 * count, 1, 2))
         };
-        let mut closed = _mm512_setzero_si512();
-        for run in runs {
-            let bits = _mm512_and_si512(x, _mm512_set1_epi32(run.bits.cast_signed()));
-            let moved = _mm512_srl_epi32(bits, _mm_cvtsi32_si128(run.shift.cast_signed()));
-            closed = _mm512_or_si512(closed, moved);
-        }
-        for place in 0..places {
-            let mut lane = first[place];
-            let mut units = _mm512_srlv_epi32(_mm512_permutexvar_epi32(lane, closed), offset[place]);
-            let mut shift = _mm512_sub_epi32(_mm512_setzero_si512(), offset[place]);
-            for _ in 0..behind {
-                lane = _mm512_add_epi32(lane, _mm512_set1_epi32(1));
-                shift = _mm512_add_epi32(shift, count_in_lanes);
-                let next = _mm512_sllv_epi32(_mm512_permutexvar_epi32(lane, closed), shift);
-                units = _mm512_or_si512(units, next);
+        count += 1;
+    }
+    gathers
+};
+
+/// How the bits of a mask are brought together.
+struct Packing<'r> {
+    /// A lane's first run of kept bits, and those above it.
+    first: Run,
+    others: &'r [Run],
+    /// Kept bits of a 16-bit lane.
+    count: u32,
+    gathers: Gathers,
+}
+
+impl<'r> Packing<'r> {
+    fn new(runs: &'r [Run], count: u32) -> Self {
+        let (&first, others) = runs.split_first().expect("a bit is kept");
+        Self { first, others, count, gathers: GATHERS[count as usize] }
+    }
+
+    /// Those of each pair of 16-bit lanes at its lower end.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn pairs(&self, words: __m512i) -> __m512i {
+        let apart = UNIT - self.count;
+        let kept = _mm512_set1_epi32(((1_u32 << self.count) - 1).cast_signed());
+        let (lower, upper) = if self.others.is_empty() && self.first.shift == apart {
+            let lower = _mm512_srl_epi32(words, register(apart));
+            (lower, _mm512_srl_epi32(words, register(2 * apart)))
+        } else {
+            let mut closed = close(self.first, words);
+            for &run in self.others {
+                closed = _mm512_or_si512(closed, close(run, words));
             }
-            let units = _mm512_cvtepi32_epi16(units);
-            let to = stream.get_mut(at + place * BYTES..).unwrap_or_default();
-            if let Some(to) = to.first_chunk_mut() {
-                store(to, units);
-            } else {
-                let mut last = [0; BYTES];
-                store(&mut last, units);
-                to.copy_from_slice(&last[..to.len()]);
-            }
-        }
-        at += 2 * count as usize;
+            (closed, _mm512_srl_epi32(closed, register(apart)))
+        };
+        // (kept & lower) | (!kept & upper).
+        _mm512_ternarylogic_epi64::<0xca>(kept, lower, upper)
+    }
+
+    /// Those of each four lanes at their lower end.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn fours(&self, words: __m512i) -> __m512i {
+        let pairs = self.pairs(words);
+        let upper = _mm512_srl_epi64(pairs, register(2 * (UNIT - self.count)));
+        let kept = _mm512_set1_epi64(((1_u64 << (2 * self.count)) - 1).cast_signed());
+        _mm512_ternarylogic_epi64::<0xca>(kept, pairs, upper)
+    }
+}
+
+/// The bits of one run in each 16-bit lane, where they belong.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn close(run: Run, words: __m512i) -> __m512i {
+    let bits = _mm512_set1_epi32((run.bits << UNIT | run.bits).cast_signed());
+    _mm512_srl_epi16(_mm512_and_si512(words, bits), register(run.shift))
+}
+
+/// A count of bits to shift by.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn register(bits: u32) -> __m128i {
+    _mm_cvtsi32_si128(bits.cast_signed())
+}
+
+/// Packs the bits in `keep`, of which there are some, of every two bytes of `words` into `stream`,
+/// which they fill.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+pub(super) fn pack(keep: u16, words: &[u8], stream: &mut [u8]) {
+    let (runs, run_count) = runs(keep.into());
+    let packing = Packing::new(&runs[..run_count], keep.count_ones());
+    let bytes = 4 * packing.count as usize;
+    match packing.gathers {
+        Gathers::Pairs(all) => each(words, bytes, stream, |words| all.of(packing.pairs(words))),
+        Gathers::Fours(all) => each(words, bytes, stream, |words| all.of(packing.fours(words))),
+        Gathers::Halves(even, odd) => each(words, bytes, stream, |words| {
+            let fours = _mm512_sllv_epi64(packing.fours(words), _mm512_set_epi64(4, 0, 4, 0, 4, 0, 4, 0));
+            _mm512_or_si512(even.of(fours), odd.of(fours))
+        }),
+    }
+}
+
+/// Puts into `stream` what `pack` makes of each register of `words`, `bytes` bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+fn each(words: &[u8], bytes: usize, stream: &mut [u8], pack: impl Fn(__m512i) -> __m512i) {
+    let (whole, rest) = words.as_chunks();
+    // Of so many the register is stored whole, as the stream has room for it.
+    let roomy = stream.len().checked_sub(STEP).map_or(0, |last| last / bytes + 1).min(whole.len());
+    for (index, words) in whole[..roomy].iter().enumerate() {
+        let packed = pack(load(words));
+        // SAFETY: `index` is at most `last / bytes`, and the stream has a register behind `last`;
+        // the store needs no alignment.
+        unsafe { _mm512_storeu_si512(stream.as_mut_ptr().add(index * bytes).cast(), packed) };
+    }
+    for (index, words) in whole.iter().enumerate().skip(roomy) {
+        store(&mut stream[index * bytes..], pack(load(words)));
+    }
+    if !rest.is_empty() {
+        let mut words = [0; STEP];
+        words[..rest.len()].copy_from_slice(rest);
+        store(&mut stream[whole.len() * bytes..], pack(load(&words)));
+    }
+}
+
+/// Puts the lower bytes of `value` into `bytes`, as many as there are.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn store(bytes: &mut [u8], value: __m512i) {
+    let count = bytes.len().min(STEP);
+    if count > 0 {
+        // SAFETY: the mask lets through as many bytes as there are, none more.
+        unsafe { _mm512_mask_storeu_epi8(bytes.as_mut_ptr().cast(), u64::MAX >> (STEP - count), value) };
     }
 }

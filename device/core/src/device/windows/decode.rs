@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    Content, FetchError, KvStaging, KvWindow, Origin, Output, Request, Span, Tally, Wanted, Whole,
-    packed::Pieces, poison,
+    Content, FetchError, KvStaging, KvWindow, Origin, Request, Span, Tally, Wanted, Whole, packed::Pieces,
+    poison,
 };
 use crate::device::{
     DeviceError,
@@ -14,7 +14,7 @@ use crate::device::{
     observers::Fetch,
 };
 use lamina_codec::{
-    BLOCK_BYTES, Form,
+    BLOCK_BYTES, BlockWords,
     block::{BlockError, MAX_BUNDLE},
     kv::{BlockSet, Shape, WindowDecoder},
     plane::{self, PlaneMask},
@@ -28,15 +28,13 @@ impl KvStaging {
         &self,
         window: &KvWindow<'_>,
         wanted: &Wanted<'_>,
-        output: &mut Output<'_>,
+        words: &mut BlockWords,
         request: &mut Request<'_>,
     ) -> Result<(), FetchError> {
         let Wanted { block, mask, requested, view, first, .. } = *wanted;
         let KvWindow { tensor, shape, span } = window;
         let (accounts, tally) = (&self.accounts, &mut request.tally);
         let stats = &accounts.stats;
-        let words = &mut *output.words;
-        output.form = Form::Words;
         let number = window.at(block);
         let at = number * BLOCK_BYTES;
         let inside = at + wanted.inside.start..at + wanted.inside.end;

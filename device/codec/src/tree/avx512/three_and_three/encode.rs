@@ -50,7 +50,6 @@ pub(in super::super) fn levels(
     coder: &Coder,
     out: &mut [u8],
     scratch: &mut Scratch,
-    aside: &mut dyn FnMut(),
 ) -> Option<usize> {
     let escape_is_below = usize::from(coder.code.lengths[ESCAPE]) > ABOVE;
     if !coder.is_three_and_three() || !escape_is_below || coder.marks[ZERO] > 0 {
@@ -75,7 +74,6 @@ pub(in super::super) fn levels(
         (*first, *second_bits) = (bits[0].to_le_bytes(), bits[1].to_le_bytes());
         alive += push(second, alive, bits[0] & bits[1], values);
     }
-    aside();
     if alive > SECOND {
         return None;
     }
@@ -104,7 +102,6 @@ pub(in super::super) fn levels(
         *word = (bits << shift | before).to_le_bytes();
         before = (bits >> 1) >> (63 - shift);
     }
-    aside();
 
     let (byte, shift) = (2 * alive / 8, 2 * alive % 8);
     let mut writer = Writer::new(behind, byte);
@@ -130,7 +127,6 @@ pub(in super::super) fn levels(
         }
     }
     let start = writer.finish();
-    aside();
     // Whole pieces fit behind.
     let pieces = behind[start..].as_chunks_mut::<PIECE>().0.iter_mut();
     pieces.zip(escaped.as_chunks().0).take(escapes.div_ceil(PIECE)).for_each(|(to, piece)| *to = *piece);
@@ -163,12 +159,14 @@ mod tests {
         scratch.levels.iter_mut().for_each(|level| level.fill(0xa5));
         let mut out = vec![0xa5; ELEMENTS + SLACK];
         // SAFETY: the processor has the kernel's features, as those who call this have seen.
-        let length = unsafe { levels(&values, &coder, &mut out, &mut scratch, &mut || ()) };
+        let length = unsafe { levels(&values, &coder, &mut out, &mut scratch) };
         let straight = length.map(|length| out[..length].to_vec());
+        if stream.len() >= ELEMENTS {
+            return [straight, None, None];
+        }
         // SAFETY: as above.
-        let length = unsafe { encode::levels(&values, ELEMENTS, &coder, &mut out, &mut scratch, &mut || ()) };
-        let any = length.map(|length| out[..length].to_vec());
-        [straight, any, (stream.len() < ELEMENTS).then_some(stream)]
+        let length = unsafe { encode::levels(&values, &coder, &mut out, &mut scratch) };
+        [straight, Some(out[..length].to_vec()), Some(stream)]
     }
 
     #[test]
@@ -191,19 +189,6 @@ mod tests {
                     }
                 }
             }
-        }
-    }
-
-    #[test]
-    fn other_codes_and_those_without_an_escape_are_not_written_straight() {
-        if !Kernel::Avx512.is_available() {
-            return;
-        }
-        // The escape is none, or in the place of a leaf above.
-        for escape in [0, 5, 10] {
-            let [straight, any, stream] = written(&[5, 6, 7, 7], escape, [570, 110]);
-            assert_eq!(straight, None, "{escape}");
-            assert!(any == stream && any.is_some(), "{escape}");
         }
     }
 }
