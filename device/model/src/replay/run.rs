@@ -268,7 +268,7 @@ impl Run {
         *(if hit { &mut self.sums.hits } else { &mut self.sums.misses }) += 1;
         if !hit {
             self.sums.index += 64;
-            self.burst(self.index_line + number, Way::ByLine, false);
+            self.bursts(self.index_line + number..self.index_line + number + 1, Way::ByLine, false);
         }
         if !write || reads_first {
             let fetched = self.move_block(number, block, wanted, false);
@@ -292,7 +292,7 @@ impl Run {
         if write {
             self.sums.written += self.move_block(number, block, u64::MAX, true);
             self.sums.index += 64;
-            self.burst(self.index_line + number, Way::ByLine, true);
+            self.bursts(self.index_line + number..self.index_line + number + 1, Way::ByLine, true);
         }
         if served.is_none() {
             self.keep(number, wanted);
@@ -363,31 +363,40 @@ impl Run {
     #[inline]
     fn bursts(&mut self, lines: Range<u64>, way: Way, write: bool) -> u64 {
         let bytes = 64 * (lines.end - lines.start);
-        if self.takes_lines() {
-            lines.for_each(|line| self.burst(line, way, write));
+        if let Some(exported) = &mut self.exported {
+            let cycle = self.now;
+            exported.extend(lines.clone().map(|line| LineAccess { address: line * 64, write, cycle }));
+        }
+        let mut first = lines.start;
+        while first < lines.end && self.dram.is_some() {
+            first += self.run(first..lines.end, way, write);
         }
         bytes
     }
 
+    /// Has DRAM move the first of these lines and those behind it in its row, and gives how many.
     #[inline]
-    fn burst(&mut self, line: u64, way: Way, write: bool) {
-        if let Some(exported) = &mut self.exported {
-            exported.push(LineAccess { address: line * 64, write, cycle: self.now });
-        }
-        let (Some(dram), Some(profile)) = (&mut self.dram, &self.options.dram) else { return };
-        let place = match way {
-            Way::ByLine => profile.geometry.by_line(line),
-            Way::ByRow => profile.geometry.by_row(line),
+    fn run(&mut self, lines: Range<u64>, way: Way, write: bool) -> u64 {
+        let (Some(dram), Some(profile)) = (&mut self.dram, &self.options.dram) else { return 0 };
+        let g = &profile.geometry;
+        let (place, in_row) = match way {
+            Way::ByLine => (g.by_line(lines.start), 1),
+            Way::ByRow => {
+                let place = g.by_row(lines.start);
+                (place, g.columns - place.column)
+            }
         };
+        let count = u32::try_from(lines.end - lines.start).unwrap_or(u32::MAX).min(in_row);
         let tag = self.first + self.open.len() as u64 - 1;
-        dram.push(&Access { at: self.now, place, write, tag });
+        let begun = dram.push_run(&Access { at: self.now, place, write, tag }, count);
         if let Some(open) = self.open.back_mut() {
-            open.begin.get_or_insert(dram.clock());
-            open.left += 1;
+            open.begin.get_or_insert(begun);
+            open.left += count;
         }
         if dram.finished() > 1024 {
             self.collect();
         }
+        u64::from(count)
     }
 
     /// Tells the requests under way what was finished.
@@ -398,7 +407,7 @@ impl Run {
         for done in &self.done {
             let at = usize::try_from(done.tag - self.first).unwrap_or(usize::MAX);
             if let Some(open) = self.open.get_mut(at) {
-                open.left -= 1;
+                open.left -= done.count;
                 open.end = open.end.max(done.finished);
             }
         }
