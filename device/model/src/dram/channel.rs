@@ -32,6 +32,8 @@ pub(super) struct Rank {
     activations: u64,
     read: u64,
     write: u64,
+    /// From when on any bank may be closed.
+    precharge: u64,
     pub refresh: u64,
     pub due: u64,
     pub open: u32,
@@ -124,6 +126,7 @@ impl Rank {
             activations: 0,
             read: 0,
             write: 0,
+            precharge: 0,
             refresh: 0,
             due,
             open: 0,
@@ -317,11 +320,13 @@ impl Channel {
         let state = &self.ranks[rank];
         let banks = self.banks.len() / self.ranks.len();
         let first = rank * banks;
-        let (kind, at) = if state.open > 0 {
+        let (kind, at) = if state.open == 0 {
+            (Kind::Refresh, state.refresh)
+        } else if state.precharge <= state.due {
+            (Kind::PrechargeAll, state.due)
+        } else {
             let open = self.banks[first..first + banks].iter().filter(|bank| bank.row != CLOSED);
             (Kind::PrechargeAll, open.map(|bank| bank.precharge).max().unwrap_or(0))
-        } else {
-            (Kind::Refresh, state.refresh)
         };
         Next { at: at.max(state.due).max(self.bus), kind, bank: first, priority: ROW }
     }
@@ -332,6 +337,7 @@ impl Channel {
         let row = bank.open(next.at, t);
         let state = &mut self.ranks[bank.rank];
         state.open += 1;
+        state.precharge = state.precharge.max(bank.precharge);
         state.activate = state.activate.max(next.at + t.rrd_s);
         state.four[state.oldest] = next.at;
         state.oldest = (state.oldest + 1) % 4;
@@ -419,6 +425,7 @@ impl Channel {
             self.by_group[read] = self.by_group[read].max(last + t.ccd_l);
             last + t.cl + t.burst
         };
+        state.precharge = state.precharge.max(bank.precharge);
         Served { bank: place, run, hit, finished }
     }
 }
