@@ -247,17 +247,17 @@ impl Slow {
 }
 
 /// Runs of lines and single ones, near and far, in bursts and with pauses.
-fn compared(profile: &Profile, registers: usize, writes: u64, seed: u64) -> Counts {
+fn compared(profile: &Profile, registers: usize, writes: u64, longest: u64, seed: u64) -> Counts {
     let mut numbers = Numbers(seed);
     let (mut slow, mut dram) = (Slow::new(profile, registers), Dram::new(profile, registers).unwrap());
     let (mut now, mut done) = (0, Vec::new());
     let mut counts = std::collections::HashMap::new();
-    for tag in 0..60 {
-        now += if tag % 30 < 20 { 0 } else { numbers.below(1500) };
+    for tag in 0..3000 / longest {
+        now += if tag % 30 < 20 { 0 } else { numbers.below(20 * longest) };
         // Few rows, so that they are often open, and often another is.
         let mut place = profile.geometry.by_row(numbers.below(1 << 14));
         let most = u64::from(profile.geometry.columns - place.column);
-        let count = if numbers.below(3) == 0 { 1 } else { 1 + numbers.below(most.min(70)) };
+        let count = if numbers.below(3) == 0 { 1 } else { 1 + numbers.below(most.min(longest)) };
         let access = Access { at: now, place, write: numbers.below(100) < writes, tag };
         let admitted = dram.push_run(&access, u32::try_from(count).unwrap());
         for line in 0..count {
@@ -307,13 +307,15 @@ fn all_commands_are_those_of_the_slow_scheduler() {
         let mut profile = Profile::named(name).unwrap();
         (profile.geometry.ranks, profile.geometry.channels) = (ranks, channels);
         for (seed, (registers, writes)) in
-            (1..).zip([(64, 0), (64, 0), (64, 10), (256, 50), (16, 0), (3, 5), (1, 50)])
+            (1..).zip([(64, 0), (64, 10), (256, 0), (256, 50), (16, 0), (3, 5), (1, 50)])
         {
-            let counts = compared(&profile, registers, writes, seed);
-            seen.refreshes += counts.refreshes;
-            seen.precharges += counts.precharges;
-            seen.precharges_all += counts.precharges_all;
-            seen.row_hits += counts.row_hits;
+            for longest in [70, 6] {
+                let counts = compared(&profile, registers, writes, longest, seed);
+                seen.refreshes += counts.refreshes;
+                seen.precharges += counts.precharges;
+                seen.precharges_all += counts.precharges_all;
+                seen.row_hits += counts.row_hits;
+            }
         }
     }
     // Nothing of all that was left out.
@@ -338,10 +340,10 @@ fn all_commands_are_those_of_the_slow_scheduler_with_odd_times() {
         change(&mut profile.timing);
         profile.timing.refi = 2100;
         for (registers, writes) in [(64, 0), (64, 20), (64, 100), (5, 30)] {
-            compared(&profile, registers, writes, seed);
+            compared(&profile, registers, writes, 70, seed);
         }
         profile.geometry.ranks = 1;
-        compared(&profile, 64, 0, seed);
-        compared(&profile, 64, 100, seed);
+        compared(&profile, 64, 0, 20, seed);
+        compared(&profile, 64, 100, 6, seed);
     }
 }
