@@ -70,6 +70,7 @@ impl Bank {
     }
 
     /// Queues a run, and says whether another is next now.
+    #[inline]
     pub(super) fn add(&mut self, run: Run) -> bool {
         let before = self.pick;
         self.queue.push_back(run);
@@ -79,12 +80,14 @@ impl Bank {
 
     /// The run to which the channel's burst of that order belongs, if it is the last of its run and
     /// waits.
+    #[inline]
     pub(super) fn last(&mut self, order: u64) -> Option<&mut Run> {
         self.queue.back_mut().filter(|run| run.order + u64::from(run.count) == order + 1)
     }
 
     /// Chooses the run that is next: the oldest that hits the open row, unless the oldest of all
     /// let enough bursts pass.
+    #[inline]
     fn choose(&mut self) {
         self.pick = 0;
         if self.row == CLOSED || self.passed >= MAX_PASSED_IN_BANK {
@@ -94,6 +97,7 @@ impl Bank {
     }
 
     /// Opens the row that is wanted, and gives it.
+    #[inline]
     pub(super) fn open(&mut self, at: u64, t: &Timing) -> u32 {
         let row = self.queue[self.pick].row;
         (self.row, self.fresh, self.opened) = (row, true, at);
@@ -105,6 +109,7 @@ impl Bank {
     }
 
     /// Closes the row, and gives the cycles that it was open.
+    #[inline]
     pub(super) fn close(&mut self, at: u64, t: &Timing) -> u64 {
         self.row = CLOSED;
         self.activate = self.activate.max(at + t.rp);
@@ -114,6 +119,7 @@ impl Bank {
     }
 
     /// Takes so many bursts of the run that is next: more than one only of the oldest.
+    #[inline]
     pub(super) fn take(&mut self, count: u32) -> Run {
         self.passed = if self.pick == 0 { 0 } else { self.passed + 1 };
         self.fresh = false;

@@ -207,6 +207,7 @@ impl Channel {
     }
 
     /// The first command of all that are wanted, or due.
+    #[inline]
     fn planned(&self) -> Next {
         let urgent = self.urgent();
         let is_one = self.ranks.len() == 1;
@@ -228,6 +229,7 @@ impl Channel {
     }
 
     /// The oldest burst, if it let enough others pass: it is served before any other.
+    #[inline]
     pub(super) fn urgent(&self) -> Option<u64> {
         (self.served >= self.oldest.saturating_add(MAX_PASSED)).then_some(self.oldest)
     }
@@ -260,6 +262,7 @@ impl Channel {
     }
 
     /// Works out from when on ranks and buses permit each kind of command.
+    #[inline]
     fn share(&mut self, t: &Timing) {
         for (rank, (state, shared)) in self.ranks.iter().zip(self.by_kind.chunks_exact_mut(KINDS)).enumerate()
         {
@@ -282,6 +285,7 @@ impl Channel {
     }
 
     /// What the burst that is next in a bank needs first.
+    #[inline]
     fn want(&self, place: usize) -> Want {
         let bank = &self.banks[place];
         let burst = &bank.queue[bank.pick];
@@ -306,6 +310,7 @@ impl Channel {
     }
 
     /// Says anew what a bank wants, after it changed.
+    #[inline]
     fn renew(&mut self, place: usize) {
         let bank = &self.banks[place];
         if bank.queue.is_empty() {
@@ -390,6 +395,7 @@ impl Channel {
     }
 
     /// Says anew what a bank wants of which bursts were served.
+    #[inline]
     fn left(&mut self, served: &Served) {
         let bank = &self.banks[served.bank];
         if !bank.queue.is_empty() {
@@ -404,6 +410,7 @@ impl Channel {
 
     /// Reads or writes so many bursts of a bank, the last at that cycle. What a command keeps others
     /// waiting for ends later than that of the one before it: the last one's counts.
+    #[inline]
     fn serve_bank(&mut self, place: usize, count: u32, last: u64, t: &Timing) -> Served {
         let bank = &mut self.banks[place];
         let hit = !bank.fresh;

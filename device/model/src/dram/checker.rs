@@ -49,6 +49,7 @@ struct Channel {
 
 impl Channel {
     /// Takes a read or write for issued.
+    #[inline]
     fn take(&mut self, kind: Kind, now: i64, p: Place, profile: &Profile) {
         let (t, banks) = (&profile.timing, profile.geometry.banks);
         let rank = &mut self.ranks[p.rank as usize];
@@ -133,6 +134,7 @@ impl Checker {
 
     /// Whether reads, or writes, may follow each other so, as far as they wait for each other: of
     /// one place, or of two bank groups.
+    #[inline]
     fn may_follow(&self, commands: &Commands) -> bool {
         let (t, step) = (&self.profile.timing, commands.step);
         let in_group = match commands.kind {

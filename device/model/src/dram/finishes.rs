@@ -44,6 +44,7 @@ impl Finishes {
     }
 
     /// Takes back so many of those that were added last.
+    #[inline]
     pub(super) fn cut(&mut self, count: u32) {
         let is_front = self.behind.is_empty();
         let last = self.behind.back_mut().unwrap_or(&mut self.front);

@@ -6,12 +6,14 @@ use super::profile::Timing;
 
 impl Channel {
     /// Whether the burst that came last is of that bank and waits.
+    #[inline]
     pub(super) fn may_join(&mut self, place: usize) -> bool {
         self.came > 0 && self.banks[place].last(self.came - 1).is_some()
     }
 
     /// Lets the burst that came last be followed by others of its run, if it waits still. They
     /// change nothing of what is next: they go behind one of their own row.
+    #[inline]
     pub(super) fn join(&mut self, place: usize, count: u32) {
         let Some(run) = self.banks[place].last(self.came.wrapping_sub(1)) else { return };
         run.count += count;
@@ -24,6 +26,7 @@ impl Channel {
     }
 
     /// Leaves of what is foreseen what is issued before that cycle, and says whether that is any.
+    #[inline]
     pub(super) fn cut(&mut self, at: u64) -> bool {
         if self.foreseen > 0 {
             let before = at.saturating_sub(self.next.at).div_ceil(self.step);
@@ -35,21 +38,25 @@ impl Channel {
     }
 
     /// When what is known of this channel ends: that of the last command that is.
+    #[inline]
     pub(super) fn known_until(&self) -> u64 {
         self.command(self.foreseen.saturating_sub(1))
     }
 
     /// Cycles between commands that are foreseen.
+    #[inline]
     pub(super) fn step(&self) -> u64 {
         self.step
     }
 
     /// When the command of that number is issued, of those that are foreseen.
+    #[inline]
     pub(super) fn command(&self, number: u32) -> u64 {
         self.next.at + self.step * u64::from(number)
     }
 
     /// Commands for which bursts are at hand, in the order that is foreseen.
+    #[inline]
     fn at_hand(&self) -> u32 {
         let count = |place: usize| self.banks[place].queue.front().map_or(0, |run| run.count);
         let first = count(self.next.bank);

@@ -11,6 +11,8 @@
 //!   state and no arithmetic with the scheduler, and sees every command of every run.
 //! * [`energy`]: picojoules by published currents.
 //!
+//! Functions of a few lines are marked to be inlined over these modules: that is a tenth of a replay.
+//!
 //! Modelled in cycles of the DRAM's clock: row activation and precharge, reads and writes with
 //! their data, bank groups, the window of four activations, turns between reads and writes and
 //! between ranks, refresh of all banks of a rank, the command bus. Not modelled: power-down, refresh

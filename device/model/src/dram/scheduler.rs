@@ -229,6 +229,10 @@ impl Dram {
         if earliest > until {
             return 0;
         }
+        if most == 1 {
+            self.free_of(one, 1);
+            return 1;
+        }
         // Of two channels at once: more are hardly ever at work for one request.
         let (mut other, mut second, mut third) = (one, u64::MAX, u64::MAX);
         for (at, data) in self.data.iter().enumerate() {
@@ -245,13 +249,19 @@ impl Dram {
         };
         for (at, count) in [one, other].into_iter().zip(counts) {
             if count > 0 {
-                let finishes = &mut self.channels[at].finishes;
-                self.clock = self.clock.max(finishes.pop(count));
-                self.data[at] = finishes.first();
+                self.free_of(at, count);
             }
         }
-        self.held -= counts[0] + counts[1];
         counts[0] + counts[1]
+    }
+
+    /// Frees the registers of so many of a channel's first data.
+    #[inline]
+    fn free_of(&mut self, at: usize, count: u32) {
+        let finishes = &mut self.channels[at].finishes;
+        self.clock = self.clock.max(finishes.pop(count));
+        self.data[at] = finishes.first();
+        self.held -= count;
     }
 
     /// Gives a burst a register, as soon as one is free: the clock is then. What is issued before
@@ -276,6 +286,7 @@ impl Dram {
     }
 
     /// Notes when a channel's data come and until when it is known what it does.
+    #[inline]
     fn note(&mut self, at: usize) {
         self.data[at] = self.channels[at].finishes.first();
         self.known[at] = self.channels[at].known_until();
