@@ -1,10 +1,9 @@
 //! One channel: its banks with their queues, and the command that is next.
 //!
 //! Planning is what a replay spends its time on, once for each command. So what a bank needs is
-//! kept as a [`Want`] that changes only when its bank does, and of what ranks and groups permit
-//! only that is worked out anew which a command changed. While nothing is wanted but lines of one
-//! open row, their commands are known up to the next refresh, unless another burst comes: they are
-//! foreseen, and issued in one step.
+//! kept as a [`Want`] that changes only when its bank does, and what a group permits only when it
+//! has a command. Reads or writes of open rows are often known far ahead, unless another burst
+//! comes: these are foreseen, and issued in one step.
 
 use std::hint::select_unpredictable;
 
@@ -187,7 +186,8 @@ impl Channel {
                 self.plan(t);
                 return;
             }
-            // Other banks want what they wanted: it goes before the next command or changes nothing.
+            // Other banks want what they wanted: it goes before the next command or changes
+            // nothing.
             let want = self.wants[self.banks[place].want];
             let next = self.earliest(&want);
             let may = self.urgent().is_none_or(|order| is_permitted(&want, order));
@@ -364,8 +364,8 @@ impl Channel {
         open
     }
 
-    /// Reads or writes the burst that is next, with all that are foreseen behind it: of one bank, or
-    /// of two that took turns.
+    /// Reads or writes the burst that is next, with all that are foreseen behind it: of one bank,
+    /// or of two that took turns.
     pub(super) fn serve(&mut self, t: &Timing) -> (Served, Option<Served>) {
         let count = self.foreseen.max(1);
         let (first, second) = match self.other.filter(|_| count > 1) {
@@ -408,8 +408,8 @@ impl Channel {
         }
     }
 
-    /// Reads or writes so many bursts of a bank, the last at that cycle. What a command keeps others
-    /// waiting for ends later than that of the one before it: the last one's counts.
+    /// Reads or writes so many bursts of a bank, the last at that cycle. What a command keeps
+    /// others waiting for ends later than that of the one before it: the last one's counts.
     #[inline]
     fn serve_bank(&mut self, place: usize, count: u32, last: u64, t: &Timing) -> Served {
         let bank = &mut self.banks[place];

@@ -149,7 +149,9 @@ impl Checker {
             }
             _ => return false,
         };
-        step >= LONG && step >= t.ccd_s && step >= t.burst && same >= in_group
+        let end = step.checked_mul(commands.count.into()).and_then(|all| all.checked_add(commands.at));
+        let is_time = end.is_some_and(|end| i64::try_from(end).is_ok());
+        is_time && step >= LONG && step >= t.ccd_s && step >= t.burst && same >= in_group
     }
 
     /// Checks a command and takes it for issued.

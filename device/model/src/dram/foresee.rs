@@ -43,12 +43,6 @@ impl Channel {
         self.command(self.foreseen.saturating_sub(1))
     }
 
-    /// Cycles between commands that are foreseen.
-    #[inline]
-    pub(super) fn step(&self) -> u64 {
-        self.step
-    }
-
     /// When the command of that number is issued, of those that are foreseen.
     #[inline]
     pub(super) fn command(&self, number: u32) -> u64 {

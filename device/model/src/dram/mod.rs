@@ -11,7 +11,8 @@
 //!   state and no arithmetic with the scheduler, and sees every command of every run.
 //! * [`energy`]: picojoules by published currents.
 //!
-//! Functions of a few lines are marked to be inlined over these modules: that is a tenth of a replay.
+//! Functions of a few lines are marked to be inlined over these modules: without that, a replay of
+//! bundles takes a tenth longer.
 //!
 //! Modelled in cycles of the DRAM's clock: row activation and precharge, reads and writes with
 //! their data, bank groups, the window of four activations, turns between reads and writes and

@@ -3,9 +3,8 @@
 //!
 //! * Time goes from command to command, not from cycle to cycle. Each channel knows its next
 //!   command, and which that is changes only when a burst comes to it or it issues one.
-//! * Channels share nothing but the registers. What a channel foresees is issued when a burst comes
-//!   to it or what comes behind is wanted to be known: until then only when its data will be there
-//!   counts.
+//! * Channels share nothing but the registers. What a channel foresees is issued when another burst
+//!   comes to it, or when time gets behind it. Until then only the times of its data count.
 //! * A burst holds a miss status register from when it comes until its data are there. When all are
 //!   held, the next burst waits, and so does all behind it.
 //! * Rows stay open until another is wanted. A burst is passed by so many younger ones and no more.
@@ -222,8 +221,8 @@ impl Dram {
     }
 
     /// Frees the registers of data that are there by a time, of the first such and at most so many.
-    /// Gives how many that were: fewer than there are at times, but none only if there are none. The
-    /// clock is when the last of these data came.
+    /// Gives how many that were: fewer than there are at times, but none only if there are none.
+    /// The clock is when the last of these data came.
     fn free(&mut self, until: u64, most: u32) -> u32 {
         let (one, earliest) = first(&self.data);
         if earliest > until {
@@ -369,7 +368,7 @@ impl Dram {
         let channel = &mut self.channels[at];
         let next = channel.next;
         let last = channel.known_until();
-        let step = channel.step();
+        let step = channel.step;
         let mut places = [channel.banks[next.bank].place; 2];
         let (mut turns, mut count) = (1, 1);
         match next.kind {

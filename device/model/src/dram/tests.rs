@@ -374,8 +374,8 @@ fn the_checker_finds_each_rule_broken() {
     assert!(why.contains("tFAW"), "{why}");
 }
 
-/// Commands that are checked together are those that may be issued, and leave the checker as if each
-/// had been checked alone.
+/// Commands that are checked together are those that may be issued, and leave the checker as if
+/// each had been checked alone. The first that breaks a rule is found wherever it is among them.
 #[test]
 fn commands_checked_together_are_those_that_are_legal_alone() {
     let mut profile = profile();
