@@ -1,65 +1,38 @@
 //! One channel: its banks with their queues, and the command that is next.
 //!
 //! Planning is what a replay spends its time on, once for each command. So what a bank needs is
-//! kept as a [`Want`] that changes only when its bank does, and what all banks of a group wait for
-//! is worked out once a command, not once a bank.
+//! kept as a [`Want`] that changes only when its bank does, and what a group permits only when it
+//! has a command. Reads or writes of open rows are often known far ahead, unless another burst
+//! comes: these are foreseen, and issued in one step.
 
-use std::collections::VecDeque;
+use std::hint::select_unpredictable;
 
-use super::Kind;
+use super::bank::{Bank, CLOSED, Run};
+use super::finishes::Finishes;
 use super::profile::{Profile, Timing};
+use super::{Kind, Place};
 
-/// Younger bursts of its bank that a burst lets pass, because they hit the open row.
-const MAX_PASSED_IN_BANK: u32 = 16;
 /// Bursts of its channel that a burst lets pass.
-const MAX_PASSED: u64 = 64;
-/// The row of a bank that has none open.
-pub(super) const CLOSED: u32 = u32::MAX;
-/// Kinds of command that a burst may need.
+pub(super) const MAX_PASSED: u64 = 64;
+/// Kinds of command that a burst may need: read, write, activation, precharge.
 const KINDS: usize = 4;
+const READ: usize = 0;
+const WRITE: usize = 1;
+const ACTIVATE: usize = 2;
+const PRECHARGE: usize = 3;
 /// Added to the priority of what opens or closes a row: it goes after reads and writes.
-const ROW: u64 = 1 << 63;
-
-#[derive(Clone, Copy)]
-pub(super) struct Burst {
-    pub row: u32,
-    pub column: u32,
-    pub write: bool,
-    /// Bursts that came to the channel before it.
-    pub order: u64,
-    pub tag: u64,
-    pub admitted: u64,
-}
-
-pub(super) struct Bank {
-    rank: usize,
-    group: usize,
-    pub row: u32,
-    /// Whether its row was opened and nothing read or written since.
-    pub fresh: bool,
-    pub opened: u64,
-    activate: u64,
-    precharge: u64,
-    column: u64,
-    queue: VecDeque<Burst>,
-    /// The burst that is next.
-    pick: usize,
-    passed: u32,
-    /// Which of the channel's wants is its own, if it has a queue.
-    want: usize,
-}
+pub(super) const ROW: u64 = 1 << 63;
 
 pub(super) struct Rank {
     pub activate: u64,
-    activate_group: Vec<u64>,
     /// The last four activations, the oldest at `oldest`.
     four: [u64; 4],
     oldest: usize,
     activations: u64,
     read: u64,
     write: u64,
-    read_group: Vec<u64>,
-    write_group: Vec<u64>,
+    /// From when on any bank may be closed.
+    precharge: u64,
     pub refresh: u64,
     pub due: u64,
     pub open: u32,
@@ -72,7 +45,7 @@ pub(super) struct Next {
     pub kind: Kind,
     pub bank: usize,
     /// Of commands that may be issued in the same cycle, the least goes first.
-    priority: u64,
+    pub priority: u64,
 }
 
 impl Next {
@@ -85,96 +58,97 @@ impl Next {
 
 /// What the burst that is next in a bank needs first.
 #[derive(Clone, Copy)]
-struct Want {
-    kind: Kind,
-    bank: usize,
-    rank: usize,
-    /// Which of [`Channel::shared`] it waits for.
-    shared: usize,
+pub(super) struct Want {
+    pub kind: Kind,
+    pub bank: usize,
+    pub rank: usize,
+    /// Which of [`Channel::by_kind`] it waits for.
+    pub level: usize,
+    /// Which of [`Channel::by_group`] it waits for.
+    pub group: usize,
     /// From when on its bank permits it.
-    ready: u64,
-    priority: u64,
+    pub ready: u64,
+    pub priority: u64,
     /// The order of the bank's oldest burst.
-    oldest: u64,
+    pub oldest: u64,
 }
 
 pub(super) struct Channel {
     pub banks: Vec<Bank>,
     pub ranks: Vec<Rank>,
     /// Of each bank with a queue.
-    wants: Vec<Want>,
-    /// By rank, kind and bank group: from when on all but a bank itself permits a command.
-    shared: Vec<u64>,
+    pub wants: Vec<Want>,
+    /// By rank and kind: from when on all but groups and banks permits a command.
+    pub by_kind: Vec<u64>,
+    /// By rank, kind and bank group: from when on the group permits a command.
+    pub by_group: Vec<u64>,
+    pub groups: usize,
     pub came: u64,
-    served: u64,
+    pub served: u64,
     /// The order of the oldest burst that is queued; without one, of none.
-    oldest: u64,
+    pub oldest: u64,
     pub bus: u64,
-    data: u64,
-    data_rank: usize,
-    data_read: bool,
+    pub data: u64,
+    pub data_rank: usize,
+    pub data_read: bool,
     pub next: Next,
+    /// Commands that are known to be issued unless another burst comes: `next`, and then one each
+    /// `step` cycles. None if that is not known, also of `next`.
+    pub foreseen: u32,
+    /// What `foreseen` may grow to when the runs grow that are served.
+    pub most: u32,
+    pub step: u64,
+    /// The bank that has each second of them, if one has.
+    pub other: Option<usize>,
+    /// When data will be there, also of what is foreseen.
+    pub finishes: Finishes,
 }
 
-impl Bank {
-    /// Chooses the burst that is next: the oldest that hits the open row, unless the oldest of all
-    /// let enough of them pass.
-    fn choose(&mut self) {
-        self.pick = 0;
-        if self.row == CLOSED || self.passed >= MAX_PASSED_IN_BANK {
-            return;
-        }
-        self.pick = self.queue.iter().position(|burst| burst.row == self.row).unwrap_or(0);
-    }
+/// What was read or written of a bank.
+#[derive(Clone, Copy)]
+pub(super) struct Served {
+    pub bank: usize,
+    /// Of which run, and which part of it.
+    pub run: Run,
+    /// Whether its row was open already.
+    pub hit: bool,
+    /// When the last data are there.
+    pub finished: u64,
 }
 
 impl Rank {
-    fn new(groups: usize, due: u64) -> Self {
+    fn new(due: u64) -> Self {
         Self {
             activate: 0,
-            activate_group: vec![0; groups],
             four: [0; 4],
             oldest: 0,
             activations: 0,
             read: 0,
             write: 0,
-            read_group: vec![0; groups],
-            write_group: vec![0; groups],
+            precharge: 0,
             refresh: 0,
             due,
             open: 0,
         }
     }
-
-    fn groups(&self) -> usize {
-        self.read_group.len()
-    }
 }
 
 impl Channel {
     /// With all banks closed.
-    pub(super) fn new(profile: &Profile) -> Self {
+    pub(super) fn new(number: u32, profile: &Profile) -> Self {
         let g = &profile.geometry;
-        let [ranks, groups, banks] = [g.ranks, g.groups, g.banks].map(|count| count as usize);
-        let bank = |place: usize| Bank {
-            rank: place / banks / groups,
-            group: place / banks % groups,
-            row: CLOSED,
-            fresh: false,
-            opened: 0,
-            activate: 0,
-            precharge: 0,
-            column: 0,
-            queue: VecDeque::new(),
-            pick: 0,
-            passed: 0,
-            want: 0,
+        let bank = |at: u32| {
+            let (rank, group, bank) = (at / g.banks / g.groups, at / g.banks % g.groups, at % g.banks);
+            Bank::new(Place { channel: number, rank, group, bank, ..Place::default() })
         };
+        let [ranks, groups] = [g.ranks as usize, g.groups as usize];
         let mut channel = Self {
-            banks: (0..ranks * groups * banks).map(bank).collect(),
-            ranks: (0..ranks).map(|_| Rank::new(groups, profile.timing.refi)).collect(),
+            banks: (0..g.ranks * g.groups * g.banks).map(bank).collect(),
+            ranks: (0..ranks).map(|_| Rank::new(profile.timing.refi)).collect(),
             wants: Vec::new(),
-            shared: vec![0; ranks * KINDS * groups],
+            by_kind: vec![0; ranks * KINDS],
+            by_group: vec![0; ranks * KINDS * groups],
+            groups,
             came: 0,
             served: 0,
             oldest: u64::MAX,
@@ -183,50 +157,57 @@ impl Channel {
             data_rank: 0,
             data_read: true,
             next: Next { at: u64::MAX, kind: Kind::Refresh, bank: 0, priority: ROW },
+            foreseen: 0,
+            most: 0,
+            step: 0,
+            other: None,
+            finishes: Finishes::new(),
         };
-        channel.plan(profile);
+        channel.plan(&profile.timing);
         channel
     }
 
-    /// Queues a burst.
-    pub(super) fn add(&mut self, place: usize, burst: Burst, profile: &Profile) {
+    /// Queues a burst. Nothing may be foreseen.
+    pub(super) fn add(&mut self, place: usize, burst: Run, t: &Timing) {
+        self.came += u64::from(burst.count);
         let bank = &mut self.banks[place];
         let is_first = bank.queue.is_empty();
-        let before = bank.pick;
-        bank.queue.push_back(burst);
-        bank.choose();
+        let is_other = bank.add(burst);
         if is_first {
             bank.want = self.wants.len();
             self.oldest = self.oldest.min(burst.order);
             self.wants.push(self.want(place));
-        } else if bank.pick == before {
-            debug_assert_eq!(self.next, self.planned(), "another burst for bank {place}");
-            return;
-        } else {
+        } else if is_other {
             self.renew(place);
         }
-        let is_of_bank = !matches!(self.next.kind, Kind::PrechargeAll | Kind::Refresh);
-        if is_of_bank && self.next.bank == place {
-            self.plan(profile);
-            return;
-        }
-        // Other banks want what they wanted: it goes before the next command or changes nothing.
-        let want = self.wants[self.banks[place].want];
-        let next = self.earliest(&want);
-        let may = self.urgent().is_none_or(|order| is_permitted(&want, order));
-        if may && next.at < self.ranks[want.rank].due && next.is_before(&self.next) {
-            self.next = next;
+        if is_first || is_other {
+            let is_of_bank = !matches!(self.next.kind, Kind::PrechargeAll | Kind::Refresh);
+            if is_of_bank && self.next.bank == place {
+                self.plan(t);
+                return;
+            }
+            // Other banks want what they wanted: it goes before the next command or changes
+            // nothing.
+            let want = self.wants[self.banks[place].want];
+            let next = self.earliest(&want);
+            let may = self.urgent().is_none_or(|order| is_permitted(&want, order));
+            if may && next.at < self.ranks[want.rank].due && next.is_before(&self.next) {
+                self.next = next;
+            }
         }
         debug_assert_eq!(self.next, self.planned(), "a burst for bank {place}");
+        self.foresee(t);
     }
 
     /// Plans the next command of the channel.
-    pub(super) fn plan(&mut self, profile: &Profile) {
-        self.share(&profile.timing);
+    pub(super) fn plan(&mut self, t: &Timing) {
+        self.share(t);
         self.next = self.planned();
+        self.foresee(t);
     }
 
     /// The first command of all that are wanted, or due.
+    #[inline]
     fn planned(&self) -> Next {
         let urgent = self.urgent();
         let is_one = self.ranks.len() == 1;
@@ -248,84 +229,88 @@ impl Channel {
     }
 
     /// The oldest burst, if it let enough others pass: it is served before any other.
-    fn urgent(&self) -> Option<u64> {
+    #[inline]
+    pub(super) fn urgent(&self) -> Option<u64> {
         (self.served >= self.oldest.saturating_add(MAX_PASSED)).then_some(self.oldest)
     }
 
     /// Of these wants, what may be issued first.
     #[inline]
     fn first<'a>(&self, wants: impl Iterator<Item = &'a Want>) -> Option<Next> {
-        // One number for time and priority compares without a branch that is hard to predict.
-        let key = |want: &Want| {
-            let at = want.ready.max(self.shared[want.shared]);
-            (u128::from(at) << 64) | u128::from(want.priority)
-        };
-        wants.min_by_key(|want| key(want)).map(|want| self.earliest(want))
+        // One number for time and priority, and no branch: banks have their turns as if by chance.
+        let key = |want: &Want| (u128::from(self.permitted(want)) << 64) | u128::from(want.priority);
+        let mut first: Option<(u128, &Want)> = None;
+        for want in wants {
+            let this = (key(want), want);
+            first = first.map_or(Some(this), |best| {
+                let least = this.0.min(best.0);
+                Some((least, select_unpredictable(this.0 < best.0, want, best.1)))
+            });
+        }
+        first.map(|(_, want)| self.earliest(want))
     }
 
     /// When what a bank wants may be issued.
     #[inline]
     fn earliest(&self, want: &Want) -> Next {
-        let at = want.ready.max(self.shared[want.shared]);
-        Next { at, kind: want.kind, bank: want.bank, priority: want.priority }
+        Next { at: self.permitted(want), kind: want.kind, bank: want.bank, priority: want.priority }
     }
 
-    /// Works out from when on ranks, groups and buses permit each kind of command.
+    #[inline]
+    pub(super) fn permitted(&self, want: &Want) -> u64 {
+        want.ready.max(self.by_kind[want.level]).max(self.by_group[want.group])
+    }
+
+    /// Works out from when on ranks and buses permit each kind of command.
+    #[inline]
     fn share(&mut self, t: &Timing) {
-        let groups = self.ranks.first().map_or(0, Rank::groups);
-        for (rank, (state, shared)) in
-            self.ranks.iter().zip(self.shared.chunks_exact_mut(KINDS * groups)).enumerate()
+        for (rank, (state, shared)) in self.ranks.iter().zip(self.by_kind.chunks_exact_mut(KINDS)).enumerate()
         {
             let is_other = rank != self.data_rank;
             let data = |turns: bool, latency: u64| {
                 let turn = if turns { t.turn } else { 0 };
                 if self.served > 0 { (self.data + turn).saturating_sub(latency) } else { 0 }
             };
-            let read = state.read.max(data(is_other, t.cl)).max(self.bus);
-            let write = state.write.max(data(is_other || self.data_read, t.cwl)).max(self.bus);
             let four = if state.activations >= 4 { state.four[state.oldest] + t.faw } else { 0 };
-            let activate = state.activate.max(four).max(self.bus);
-            let (columns, rows) = shared.split_at_mut(2 * groups);
-            let (reads, writes) = columns.split_at_mut(groups);
-            let (activates, precharges) = rows.split_at_mut(groups);
-            let raise = |shared: &mut [u64], by_group: &[u64], all: u64| {
-                for (shared, group) in shared.iter_mut().zip(by_group) {
-                    *shared = all.max(*group);
-                }
-            };
-            raise(reads, &state.read_group, read);
-            raise(writes, &state.write_group, write);
-            raise(activates, &state.activate_group, activate);
-            precharges.fill(self.bus);
+            shared[READ] = state.read.max(data(is_other, t.cl)).max(self.bus);
+            shared[WRITE] = state.write.max(data(is_other || self.data_read, t.cwl)).max(self.bus);
+            shared[ACTIVATE] = state.activate.max(four).max(self.bus);
+            shared[PRECHARGE] = self.bus;
         }
     }
 
+    /// Of which number in [`Channel::by_group`] the group of a bank is for a kind.
+    fn group(&self, bank: &Bank, kind: usize) -> usize {
+        (bank.rank * KINDS + kind) * self.groups + bank.group
+    }
+
     /// What the burst that is next in a bank needs first.
+    #[inline]
     fn want(&self, place: usize) -> Want {
         let bank = &self.banks[place];
         let burst = &bank.queue[bank.pick];
-        // In the order of `share`.
         let (number, kind, ready) = if bank.row == burst.row {
-            let (number, kind) = if burst.write { (1, Kind::Write) } else { (0, Kind::Read) };
+            let (number, kind) = if burst.write { (WRITE, Kind::Write) } else { (READ, Kind::Read) };
             (number, kind, bank.column)
         } else if bank.row == CLOSED {
-            (2, Kind::Activate, bank.activate)
+            (ACTIVATE, Kind::Activate, bank.activate)
         } else {
-            (3, Kind::Precharge, bank.precharge)
+            (PRECHARGE, Kind::Precharge, bank.precharge)
         };
-        let groups = self.ranks[bank.rank].groups();
         Want {
             kind,
             bank: place,
             rank: bank.rank,
-            shared: (bank.rank * KINDS + number) * groups + bank.group,
+            level: bank.rank * KINDS + number,
+            group: self.group(bank, number),
             ready: ready.max(burst.admitted),
-            priority: if number < 2 { burst.order } else { ROW | burst.order },
+            priority: if number <= WRITE { burst.order } else { ROW | burst.order },
             oldest: bank.queue[0].order,
         }
     }
 
     /// Says anew what a bank wants, after it changed.
+    #[inline]
     fn renew(&mut self, place: usize) {
         let bank = &self.banks[place];
         if bank.queue.is_empty() {
@@ -340,11 +325,13 @@ impl Channel {
         let state = &self.ranks[rank];
         let banks = self.banks.len() / self.ranks.len();
         let first = rank * banks;
-        let (kind, at) = if state.open > 0 {
+        let (kind, at) = if state.open == 0 {
+            (Kind::Refresh, state.refresh)
+        } else if state.precharge <= state.due {
+            (Kind::PrechargeAll, state.due)
+        } else {
             let open = self.banks[first..first + banks].iter().filter(|bank| bank.row != CLOSED);
             (Kind::PrechargeAll, open.map(|bank| bank.precharge).max().unwrap_or(0))
-        } else {
-            (Kind::Refresh, state.refresh)
         };
         Next { at: at.max(state.due).max(self.bus), kind, bank: first, priority: ROW }
     }
@@ -352,19 +339,16 @@ impl Channel {
     /// Opens the row that is wanted of a bank, and gives it.
     pub(super) fn activate(&mut self, next: Next, t: &Timing) -> u32 {
         let bank = &mut self.banks[next.bank];
-        let row = bank.queue[bank.pick].row;
-        (bank.row, bank.fresh, bank.opened) = (row, true, next.at);
-        bank.column = next.at + t.rcd;
-        bank.precharge = next.at + t.ras;
-        bank.activate = next.at + t.ras + t.rp;
-        bank.choose();
+        let row = bank.open(next.at, t);
         let state = &mut self.ranks[bank.rank];
         state.open += 1;
+        state.precharge = state.precharge.max(bank.precharge);
         state.activate = state.activate.max(next.at + t.rrd_s);
-        state.activate_group[bank.group] = next.at + t.rrd_l;
         state.four[state.oldest] = next.at;
         state.oldest = (state.oldest + 1) % 4;
         state.activations += 1;
+        let group = self.group(&self.banks[next.bank], ACTIVATE);
+        self.by_group[group] = next.at + t.rrd_l;
         self.renew(next.bank);
         row
     }
@@ -372,11 +356,7 @@ impl Channel {
     /// Closes a bank and gives the cycles that it was open.
     pub(super) fn precharge(&mut self, at: u64, place: usize, t: &Timing) -> u64 {
         let bank = &mut self.banks[place];
-        let open = at - bank.opened;
-        bank.row = CLOSED;
-        bank.activate = bank.activate.max(at + t.rp);
-        bank.passed = 0;
-        bank.choose();
+        let open = bank.close(at, t);
         let state = &mut self.ranks[bank.rank];
         state.open -= 1;
         state.refresh = state.refresh.max(at + t.rp);
@@ -384,45 +364,76 @@ impl Channel {
         open
     }
 
-    /// Reads or writes the burst that is next in a bank, and gives when its data are there.
-    pub(super) fn serve(&mut self, next: Next, t: &Timing) -> (Burst, u64) {
-        let bank = &mut self.banks[next.bank];
-        bank.passed = if bank.pick == 0 { 0 } else { bank.passed + 1 };
-        let burst = bank.queue[bank.pick];
-        bank.queue.remove(bank.pick);
-        bank.choose();
-        let (rank, group) = (bank.rank, bank.group);
-        let state = &mut self.ranks[rank];
-        let finished = if burst.write {
-            let end = next.at + t.cwl + t.burst;
-            bank.precharge = bank.precharge.max(end + t.wr);
-            state.write = state.write.max(next.at + t.ccd_s);
-            state.write_group[group] = next.at + t.ccd_l_wr;
-            state.read = state.read.max(end + t.wtr_s);
-            state.read_group[group] = state.read_group[group].max(end + t.wtr_l);
-            end
-        } else {
-            let end = next.at + t.cl + t.burst;
-            bank.precharge = bank.precharge.max(next.at + t.rtp);
-            state.read = state.read.max(next.at + t.ccd_s);
-            state.read_group[group] = state.read_group[group].max(next.at + t.ccd_l);
-            end
-        };
-        if bank.queue.is_empty() {
-            let at = bank.want;
-            self.wants.swap_remove(at);
-            if let Some(moved) = self.wants.get(at) {
-                self.banks[moved.bank].want = at;
+    /// Reads or writes the burst that is next, with all that are foreseen behind it: of one bank,
+    /// or of two that took turns.
+    pub(super) fn serve(&mut self, t: &Timing) -> (Served, Option<Served>) {
+        let count = self.foreseen.max(1);
+        let (first, second) = match self.other.filter(|_| count > 1) {
+            None => (self.serve_bank(self.next.bank, count, self.command(count - 1), t), None),
+            Some(other) => {
+                let (of_first, of_other) = (count.div_ceil(2), count / 2);
+                let first = self.serve_bank(self.next.bank, of_first, self.command(2 * (of_first - 1)), t);
+                (first, Some(self.serve_bank(other, of_other, self.command(2 * of_other - 1), t)))
             }
-        } else {
-            self.renew(next.bank);
+        };
+        self.served += u64::from(count);
+        let last = second.filter(|_| count.is_multiple_of(2)).unwrap_or(first);
+        self.data = last.finished;
+        (self.data_rank, self.data_read) = (self.banks[last.bank].rank, !last.run.write);
+        self.left(&first);
+        if let Some(second) = &second {
+            self.left(second);
         }
-        if burst.order == self.oldest {
+        if first.run.order == self.oldest || second.is_some_and(|second| second.run.order == self.oldest) {
             self.oldest = self.wants.iter().map(|want| want.oldest).min().unwrap_or(u64::MAX);
         }
-        (self.data, self.data_rank, self.data_read) = (finished, rank, !burst.write);
-        self.served += 1;
-        (burst, finished)
+        if self.foreseen == 0 {
+            self.finishes.add(self.data, 0, 1);
+        }
+        self.foreseen = 0;
+        (first, second)
+    }
+
+    /// Says anew what a bank wants of which bursts were served.
+    #[inline]
+    fn left(&mut self, served: &Served) {
+        let bank = &self.banks[served.bank];
+        if !bank.queue.is_empty() {
+            return self.renew(served.bank);
+        }
+        let at = bank.want;
+        self.wants.swap_remove(at);
+        if let Some(moved) = self.wants.get(at) {
+            self.banks[moved.bank].want = at;
+        }
+    }
+
+    /// Reads or writes so many bursts of a bank, the last at that cycle. What a command keeps
+    /// others waiting for ends later than that of the one before it: the last one's counts.
+    #[inline]
+    fn serve_bank(&mut self, place: usize, count: u32, last: u64, t: &Timing) -> Served {
+        let bank = &mut self.banks[place];
+        let hit = !bank.fresh;
+        let run = bank.take(count);
+        let state = &mut self.ranks[bank.rank];
+        let group = bank.rank * KINDS * self.groups + bank.group;
+        let [read, write] = [READ, WRITE].map(|kind| group + kind * self.groups);
+        let finished = if run.write {
+            let end = last + t.cwl + t.burst;
+            bank.precharge = bank.precharge.max(end + t.wr);
+            state.write = state.write.max(last + t.ccd_s);
+            state.read = state.read.max(end + t.wtr_s);
+            self.by_group[write] = last + t.ccd_l_wr;
+            self.by_group[read] = self.by_group[read].max(end + t.wtr_l);
+            end
+        } else {
+            bank.precharge = bank.precharge.max(last + t.rtp);
+            state.read = state.read.max(last + t.ccd_s);
+            self.by_group[read] = self.by_group[read].max(last + t.ccd_l);
+            last + t.cl + t.burst
+        };
+        state.precharge = state.precharge.max(bank.precharge);
+        Served { bank: place, run, hit, finished }
     }
 }
 

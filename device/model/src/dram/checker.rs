@@ -3,11 +3,13 @@
 //! It knows what was issued and when, and nothing of what a scheduler thinks may be issued.
 
 use super::profile::Profile;
-use super::{Command, Kind};
+use super::{Command, Commands, Kind, Place};
 use crate::ModelError;
 
 /// Longer ago than any constraint reaches.
 const NEVER: i64 = i64::MIN / 2;
+/// Cycles of the command bus that an activation, a read or a write takes.
+const LONG: u64 = 2;
 
 #[derive(Clone)]
 struct Bank {
@@ -35,6 +37,7 @@ struct Rank {
     open: u32,
 }
 
+#[derive(Clone)]
 struct Channel {
     ranks: Vec<Rank>,
     /// When the command bus is free again.
@@ -44,7 +47,28 @@ struct Channel {
     data_rank: u32,
 }
 
+impl Channel {
+    /// Takes a read or write for issued.
+    #[inline]
+    fn take(&mut self, kind: Kind, now: i64, p: Place, profile: &Profile) {
+        let (t, banks) = (&profile.timing, profile.geometry.banks);
+        let rank = &mut self.ranks[p.rank as usize];
+        let bank = &mut rank.banks[(p.group * banks + p.bank) as usize];
+        let group = p.group as usize;
+        let latency = if kind == Kind::Read {
+            (bank.read, rank.read[group], rank.any_read) = (now, now, now);
+            t.cl
+        } else {
+            (bank.written, rank.written[group], rank.any_written) = (now, now, now);
+            t.cwl
+        };
+        self.bus = now + cycles(LONG);
+        (self.data, self.data_rank) = (now + cycles(latency + t.burst), p.rank);
+    }
+}
+
 /// Checks all commands of a run.
+#[derive(Clone)]
 pub struct Checker {
     profile: Profile,
     channels: Vec<Channel>,
@@ -81,6 +105,55 @@ impl Checker {
         self.checked
     }
 
+    /// Checks commands that follow each other, and takes them for issued.
+    ///
+    /// # Errors
+    /// The rule that the first breaks which breaks one.
+    pub fn check_all(&mut self, commands: &Commands) -> Result<(), ModelError> {
+        let (count, turns) = (commands.count, u32::try_from(commands.places.len()).unwrap_or(u32::MAX));
+        let may = count > turns && self.may_follow(commands);
+        let alone = if may { turns } else { count };
+        (0..alone).try_for_each(|number| self.check(&commands.get(number)))?;
+        if !may {
+            return Ok(());
+        }
+        // A command behind these is as far from those before it as it must be, and all else that it
+        // waits for was over at the first. So it is legal if its column is there.
+        let columns = self.profile.geometry.columns;
+        let last = (count - turns).max(turns)..count;
+        if last.clone().any(|number| commands.get(number).place.column >= columns) {
+            return (alone..count).try_for_each(|number| self.check(&commands.get(number)));
+        }
+        self.checked += u64::from(count - alone);
+        for number in last {
+            let Command { at, kind, place } = commands.get(number);
+            self.channels[place.channel as usize].take(kind, cycles(at), place, &self.profile);
+        }
+        Ok(())
+    }
+
+    /// Whether reads, or writes, may follow each other so, as far as they wait for each other: of
+    /// one place, or of two bank groups.
+    #[inline]
+    fn may_follow(&self, commands: &Commands) -> bool {
+        let (t, step) = (&self.profile.timing, commands.step);
+        let in_group = match commands.kind {
+            Kind::Read => t.ccd_l,
+            Kind::Write => t.ccd_l_wr,
+            _ => return false,
+        };
+        let same = match commands.places {
+            [_] => step,
+            [a, b] if (a.channel, a.rank) == (b.channel, b.rank) && a.group != b.group => {
+                step.saturating_mul(2)
+            }
+            _ => return false,
+        };
+        let end = step.checked_mul(commands.count.into()).and_then(|all| all.checked_add(commands.at));
+        let is_time = end.is_some_and(|end| i64::try_from(end).is_ok());
+        is_time && step >= LONG && step >= t.ccd_s && step >= t.burst && same >= in_group
+    }
+
     /// Checks a command and takes it for issued.
     ///
     /// # Errors
@@ -93,7 +166,6 @@ impl Checker {
             what: format!("the schedule of channel {}", p.channel),
             why: format!("{:?} at cycle {} breaks {rule}", command.kind, command.at),
         };
-        let cycles = |time: u64| i64::try_from(time).unwrap_or(i64::MAX / 4);
         let now = cycles(command.at);
         let in_module = p.channel < g.channels
             && p.rank < g.ranks
@@ -109,7 +181,7 @@ impl Checker {
             return Err(wrong("the command bus"));
         }
         let long = matches!(command.kind, Kind::Activate | Kind::Read | Kind::Write);
-        channel.bus = now + if long { 2 } else { 1 };
+        channel.bus = now + cycles(if long { LONG } else { 1 });
         let rank = &mut channel.ranks[p.rank as usize];
         let group = p.group as usize;
         let at = (p.group * g.banks + p.bank) as usize;
@@ -146,37 +218,29 @@ impl Checker {
             }
             Kind::Read | Kind::Write => {
                 let reads = command.kind == Kind::Read;
-                let bank = &mut rank.banks[at];
+                let bank = &rank.banks[at];
                 if bank.row != Some(p.row) {
                     return Err(wrong("the row, which is not open"));
                 }
                 apart(bank.activated, t.rcd, "tRCD")?;
-                let (latency, same, written) = if reads {
-                    bank.read = now;
+                let latency = if reads {
                     apart(rank.any_read, t.ccd_s, "tCCD_S")?;
                     apart(rank.read[group], t.ccd_l, "tCCD_L")?;
                     apart(rank.any_written, t.cwl + t.burst + t.wtr_s, "tWTR_S")?;
                     apart(rank.written[group], t.cwl + t.burst + t.wtr_l, "tWTR_L")?;
-                    (t.cl, true, NEVER)
+                    t.cl
                 } else {
-                    bank.written = now;
                     apart(rank.any_written, t.ccd_s, "tCCD_S")?;
                     apart(rank.written[group], t.ccd_l_wr, "tCCD_L_WR")?;
-                    (t.cwl, false, now)
+                    t.cwl
                 };
                 // Data turn where the direction or the rank changes.
-                let turns = channel.data_rank != p.rank || (!same && rank.any_read > rank.any_written);
-                let begin = now + cycles(latency);
+                let turns = channel.data_rank != p.rank || (!reads && rank.any_read > rank.any_written);
                 let free = channel.data + if turns { cycles(t.turn) } else { 0 };
-                if channel.data != NEVER && begin < free {
+                if channel.data != NEVER && now + cycles(latency) < free {
                     return Err(wrong("the data bus"));
                 }
-                (channel.data, channel.data_rank) = (begin + cycles(t.burst), p.rank);
-                if reads {
-                    (rank.any_read, rank.read[group]) = (now, now);
-                } else {
-                    (rank.any_written, rank.written[group]) = (written, written);
-                }
+                channel.take(command.kind, now, p, &self.profile);
             }
             Kind::Refresh => {
                 if rank.open > 0 {
@@ -198,7 +262,6 @@ fn precharge(
     t: &super::profile::Timing,
     wrong: &impl Fn(&str) -> ModelError,
 ) -> Result<(), ModelError> {
-    let cycles = |time: u64| i64::try_from(time).unwrap_or(i64::MAX / 4);
     if bank.row.take().is_none() {
         return Err(wrong("a bank that is closed"));
     }
@@ -214,4 +277,8 @@ fn precharge(
     }
     bank.precharged = now;
     Ok(())
+}
+
+fn cycles(time: u64) -> i64 {
+    i64::try_from(time).unwrap_or(i64::MAX / 4)
 }

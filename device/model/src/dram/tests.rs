@@ -172,12 +172,16 @@ fn an_idle_module_is_refreshed_as_often_as_time_passes() {
 }
 
 /// A generator that gives the same each time.
-struct Numbers(u64);
+pub(super) struct Numbers(pub u64);
 
 impl Numbers {
-    fn below(&mut self, most: u64) -> u64 {
+    pub(super) fn below(&mut self, most: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % most
+    }
+
+    fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[usize::try_from(self.below(all.len() as u64)).unwrap()]
     }
 }
 
@@ -368,6 +372,60 @@ fn the_checker_finds_each_rule_broken() {
     }
     let why = checker.check(&activate(39, at(4, 0, 1, 0))).unwrap_err().to_string();
     assert!(why.contains("tFAW"), "{why}");
+}
+
+/// Commands that are checked together are those that may be issued, and leave the checker as if
+/// each had been checked alone. The first that breaks a rule is found wherever it is among them.
+#[test]
+fn commands_checked_together_are_those_that_are_legal_alone() {
+    let mut profile = profile();
+    profile.geometry.ranks = 2;
+    let mut numbers = Numbers(5);
+    let (mut legal, mut broken) = (0, std::collections::BTreeSet::new());
+    for _ in 0..4000 {
+        let [mut alone, mut together] = [0, 1].map(|_| Checker::new(&profile));
+        let first = at(1, 0, 5, u32::try_from(numbers.below(128)).unwrap());
+        let mut other = numbers.one_of(&[at(2, 0, 5, 7), at(1, 1, 5, 7), at(1, 0, 5, 7)]);
+        other.rank = u32::from(numbers.below(8) == 0);
+        for (time, place) in [(0, first), (12, other)] {
+            let activate = Command { at: time, kind: Kind::Activate, place };
+            let _ = (alone.check(&activate), together.check(&activate));
+        }
+        other.row += u32::from(numbers.below(8) == 0);
+        let both = [first, other];
+        let steps = [1, 2, 6, 7, 8, 11, 12, 13, 23, 24, 47, 48, 60];
+        let commands = Commands {
+            kind: numbers.one_of(&[Kind::Read, Kind::Write]),
+            at: 48 + numbers.below(10),
+            places: &both[..numbers.one_of(&[1, 2])],
+            step: numbers.one_of(&steps),
+            count: u32::try_from(1 + numbers.below(70)).unwrap(),
+        };
+        let by_one = (0..commands.count).try_for_each(|number| alone.check(&commands.get(number)));
+        let at_once = together.check_all(&commands);
+        assert_eq!(format!("{by_one:?}"), format!("{at_once:?}"), "{commands:?}");
+        assert_eq!(alone.checked(), together.checked(), "{commands:?}");
+        if let Err(why) = at_once {
+            broken.insert(why.to_string().rsplit("breaks ").next().unwrap().to_owned());
+            continue;
+        }
+        legal += u32::from(commands.count > 2);
+        // What comes next finds the same.
+        let last = commands.get(commands.count - 1);
+        for kind in [Kind::Read, Kind::Write, Kind::Precharge] {
+            for after in 0..100 {
+                let place = Place { column: 3, ..numbers.one_of(&both) };
+                let next = Command { at: last.at + after, kind, place };
+                let [alone, together] = [&alone, &together].map(|checker| checker.clone().check(&next));
+                assert_eq!(format!("{alone:?}"), format!("{together:?}"), "{commands:?} {next:?}");
+            }
+        }
+    }
+    assert!(legal > 500, "{legal}");
+    let rules = ["tCCD_L", "tCCD_S", "tCCD_L_WR", "the command bus", "the module's geometry", "tRCD"];
+    for rule in rules.into_iter().chain(["the row, which is not open"]) {
+        assert!(broken.contains(rule), "{rule}: {broken:?}");
+    }
 }
 
 /// By hand, of ten devices: a read adds 318 − 142 mA at 1.1 V and 2 mA at 1.8 V for 3.33 ns.

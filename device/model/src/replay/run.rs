@@ -1,13 +1,14 @@
 //! A trace going through one design.
 
+mod lines;
+
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
-use std::ops::Range;
 use std::rc::Rc;
 
 use super::{DramReport, Options, Outcome, Pace, Placement, Subject, ViewTraffic, WordCodec, layout};
 use crate::controller::{Design, GHZ, IndexCache, Stored};
-use crate::dram::{Access, Done, Dram, Energy};
+use crate::dram::{Done, Dram, Energy};
 use crate::link::{Direction, Requests};
 use crate::number::float;
 use crate::trace::text::LineAccess;
@@ -265,10 +266,11 @@ impl Run {
         let is_told = |served: Served| design == Design::Trace || served.reads_told;
         let reads_first = !whole && held.is_none() && !served.is_some_and(is_told);
         let hit = self.cache.touch(number);
+        let entry = self.index_line + number..self.index_line + number + 1;
         *(if hit { &mut self.sums.hits } else { &mut self.sums.misses }) += 1;
         if !hit {
             self.sums.index += 64;
-            self.burst(self.index_line + number, Way::ByLine, false);
+            self.bursts(entry.clone(), Way::ByLine, false);
         }
         if !write || reads_first {
             let fetched = self.move_block(number, block, wanted, false);
@@ -292,7 +294,7 @@ impl Run {
         if write {
             self.sums.written += self.move_block(number, block, u64::MAX, true);
             self.sums.index += 64;
-            self.burst(self.index_line + number, Way::ByLine, true);
+            self.bursts(entry, Way::ByLine, true);
         }
         if served.is_none() {
             self.keep(number, wanted);
@@ -334,90 +336,6 @@ impl Run {
         let count = measured.unwrap_or(BLOCK_BYTES).div_ceil(64);
         let first = self.segment(number, count, None);
         self.bursts(first..first + count, Way::ByRow, write)
-    }
-
-    /// Where a block's bundle of so many lines lies: where it is `known` to, or behind all others
-    /// when it is new or grew.
-    fn segment(&mut self, number: u64, count: u64, known: Option<u64>) -> u64 {
-        if let Some(first) = known {
-            return first;
-        }
-        if !self.takes_lines() {
-            return 0;
-        }
-        let next = self.next_line;
-        let held = self.segments.entry(number).or_insert((next, 0));
-        if held.1 < count {
-            *held = (next, count);
-            self.next_line += count;
-        }
-        held.0
-    }
-
-    /// Whether anybody asks where lines lie. A replay for bytes and link only counts them.
-    fn takes_lines(&self) -> bool {
-        self.dram.is_some() || self.exported.is_some()
-    }
-
-    /// Moves lines, and gives their bytes.
-    #[inline]
-    fn bursts(&mut self, lines: Range<u64>, way: Way, write: bool) -> u64 {
-        let bytes = 64 * (lines.end - lines.start);
-        if self.takes_lines() {
-            lines.for_each(|line| self.burst(line, way, write));
-        }
-        bytes
-    }
-
-    #[inline]
-    fn burst(&mut self, line: u64, way: Way, write: bool) {
-        if let Some(exported) = &mut self.exported {
-            exported.push(LineAccess { address: line * 64, write, cycle: self.now });
-        }
-        let (Some(dram), Some(profile)) = (&mut self.dram, &self.options.dram) else { return };
-        let place = match way {
-            Way::ByLine => profile.geometry.by_line(line),
-            Way::ByRow => profile.geometry.by_row(line),
-        };
-        let tag = self.first + self.open.len() as u64 - 1;
-        dram.push(&Access { at: self.now, place, write, tag });
-        if let Some(open) = self.open.back_mut() {
-            open.begin.get_or_insert(dram.clock());
-            open.left += 1;
-        }
-        if dram.finished() > 1024 {
-            self.collect();
-        }
-    }
-
-    /// Tells the requests under way what was finished.
-    fn collect(&mut self) {
-        let Some(dram) = &mut self.dram else { return };
-        self.done.clear();
-        dram.take_done(&mut self.done);
-        for done in &self.done {
-            let at = usize::try_from(done.tag - self.first).unwrap_or(usize::MAX);
-            if let Some(open) = self.open.get_mut(at) {
-                open.left -= 1;
-                open.end = open.end.max(done.finished);
-            }
-        }
-    }
-
-    /// The request has no more bursts. Counts those that are finished.
-    fn settle(&mut self) {
-        let Some(open) = self.open.back_mut() else { return };
-        open.complete = true;
-        self.collect();
-        let Some(profile) = &self.options.dram else { return };
-        while let Some(open) = self.open.front().filter(|open| open.complete && open.left == 0) {
-            if let Some(begin) = open.begin {
-                let ns = profile.ns(open.end.saturating_sub(begin));
-                self.latency.add(crate::number::ceil(ns));
-            }
-            self.open.pop_front();
-            self.first += 1;
-        }
     }
 
     /// Serves all that is under way, and says what was done.
