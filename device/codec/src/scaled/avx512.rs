@@ -1,16 +1,20 @@
 //! Of fp4 the sixteen values of all codes are made for each block, or known of each scale, and
-//! looked up. With VBMI an fp8 is looked up too, unless results may be subnormal or too large.
+//! looked up. An fp8 has its fields moved to bf16's places, or with VBMI is looked up, and has them
+//! moved to binary32's where results may be subnormal or too large.
 
 use std::arch::x86_64::{
-    __m128i, __m256i, __m512, __m512i, _CMP_UNORD_Q, _mm_loadl_epi64, _mm_loadu_si128, _mm256_loadu_si256,
-    _mm256_set1_epi16, _mm256_storeu_si256, _mm512_add_epi8, _mm512_add_epi32, _mm512_and_si512,
-    _mm512_castps_si512, _mm512_castsi256_si512, _mm512_castsi512_si256, _mm512_cmp_ps_mask,
-    _mm512_cmplt_epu8_mask, _mm512_cvtepi32_epi16, _mm512_cvtepu8_epi32, _mm512_inserti64x4, _mm512_loadu_ps,
-    _mm512_loadu_si512, _mm512_mask_add_epi16, _mm512_mask_mov_epi32, _mm512_maskz_mov_epi8, _mm512_mul_ps,
-    _mm512_or_si512, _mm512_permutex2var_epi8, _mm512_permutexvar_epi16, _mm512_permutexvar_epi64,
-    _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setr_epi64,
-    _mm512_setzero_si512, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_si512, _mm512_sub_epi8,
-    _mm512_unpackhi_epi8, _mm512_unpacklo_epi8,
+    __m128i, __m256i, __m512, __m512i, _CMP_UNORD_Q, _mm_cvtsi32_si128, _mm_loadl_epi64, _mm_loadu_si128,
+    _mm256_loadu_si256, _mm256_set1_epi16, _mm256_storeu_si256, _mm512_add_epi8, _mm512_add_epi16,
+    _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi256_si512, _mm512_castsi512_ps,
+    _mm512_castsi512_si256, _mm512_cmp_ps_mask, _mm512_cmpeq_epi16_mask, _mm512_cmpge_epi16_mask,
+    _mm512_cmpge_epi32_mask, _mm512_cmplt_epi16_mask, _mm512_cmplt_epu8_mask, _mm512_cvtepi32_epi16,
+    _mm512_cvtepi32_ps, _mm512_cvtepu8_epi16, _mm512_cvtepu8_epi32, _mm512_inserti64x4, _mm512_loadu_ps,
+    _mm512_loadu_si512, _mm512_mask_add_epi16, _mm512_mask_add_epi32, _mm512_mask_mov_epi16,
+    _mm512_mask_mov_epi32, _mm512_mask_or_epi32, _mm512_maskz_mov_epi8, _mm512_mul_ps, _mm512_or_si512,
+    _mm512_permutex2var_epi8, _mm512_permutexvar_epi16, _mm512_permutexvar_epi64, _mm512_set1_epi8,
+    _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setr_epi64, _mm512_setzero_si512,
+    _mm512_sll_epi16, _mm512_sll_epi32, _mm512_slli_epi16, _mm512_slli_epi32, _mm512_srli_epi32,
+    _mm512_storeu_si512, _mm512_sub_epi8, _mm512_test_epi16_mask, _mm512_unpackhi_epi8, _mm512_unpacklo_epi8,
 };
 use std::ops::RangeInclusive;
 
@@ -24,7 +28,7 @@ pub(super) fn is_available() -> bool {
         && std::arch::is_x86_feature_detected!("avx512bw")
 }
 
-/// Whether it has what [`fp8_to_bf16`] needs, too.
+/// Whether it has what [`fp8_to_bf16_in_pairs`] needs, too.
 pub(super) fn has_bytes_looked_up() -> bool {
     is_available() && std::arch::is_x86_feature_detected!("avx512vbmi")
 }
@@ -140,12 +144,119 @@ const fn subnormals(codes: usize, down: u32) -> [u16; 32] {
     values
 }
 
-/// As the portable `bytes_to_bf16` of an fp8, two blocks at a time where their scales allow it;
-/// others are left to `portable`.
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+/// As the portable `bytes_to_bf16` of an fp8.
+#[target_feature(enable = "avx512f,avx512bw")]
 pub(super) fn fp8_to_bf16(
     format: Format,
-    portable: impl Fn(&[u8], &[u8], &mut [u8]),
+    table: &[f32; 256],
+    scales: &[u8],
+    elements: &[u8],
+    out: &mut [u8],
+) {
+    let e5m2 = format == Format::Fp8E5m2;
+    // How far the fields move, and what the biases differ by. Subnormals are numbers of the
+    // smallest: as binary32's subnormals they would take a hundred cycles each.
+    let (moved, bias, smallest) = if e5m2 { (21, 15, 127 - 16) } else { (20, 7, 127 - 9) };
+    let shift = _mm_cvtsi32_si128(moved);
+    let rebias = _mm512_set1_epi32((127 - bias) << 23);
+    let normal = _mm512_set1_epi32(if e5m2 { 4 } else { 8 });
+    let smallest = _mm512_set1_ps(f32::from_bits(smallest << 23));
+    // The first code that is no number: of e4m3 there is one, of e5m2 infinity and what is above.
+    let first = _mm512_set1_epi32(if e5m2 { 0x7c } else { 0x7f });
+    let special = _mm512_set1_epi32(0x7f80_0000 | i32::from(!e5m2));
+    let narrow = Narrow::new(e5m2);
+    let blocks = elements.as_chunks::<MX_BLOCK>().0.iter();
+    for ((block, scale), out) in blocks.zip(scales).zip(out.as_chunks_mut::<{ 2 * MX_BLOCK }>().0) {
+        if narrow.scales.contains(scale) {
+            narrow.block(block, *scale, out);
+            continue;
+        }
+        let scale = _mm512_set1_ps(table[usize::from(*scale)]);
+        for (half, out) in block.as_chunks::<16>().0.iter().zip(out.as_chunks_mut::<32>().0) {
+            // SAFETY: half a block has 16 bytes, and the load needs no alignment.
+            let codes = _mm512_cvtepu8_epi32(unsafe { _mm_loadu_si128(half.as_ptr().cast()) });
+            let magnitudes = _mm512_and_si512(codes, _mm512_set1_epi32(0x7f));
+            let fields = _mm512_sll_epi32(magnitudes, shift);
+            let subnormals = _mm512_castps_si512(_mm512_mul_ps(_mm512_cvtepi32_ps(magnitudes), smallest));
+            let is_normal = _mm512_cmpge_epi32_mask(magnitudes, normal);
+            let numbers = _mm512_mask_add_epi32(subnormals, is_normal, fields, rebias);
+            let is_special = _mm512_cmpge_epi32_mask(magnitudes, first);
+            let numbers = _mm512_mask_or_epi32(numbers, is_special, fields, special);
+            let signs = _mm512_slli_epi32::<24>(_mm512_and_si512(codes, _mm512_set1_epi32(0x80)));
+            let values = _mm512_castsi512_ps(_mm512_or_si512(numbers, signs));
+            // SAFETY: `out` has 32 bytes, and the store needs no alignment.
+            unsafe {
+                _mm256_storeu_si256(out.as_mut_ptr().cast(), rounded(_mm512_mul_ps(values, scale)));
+            }
+        }
+    }
+}
+
+/// What makes bf16 of fp8 in 16 bits each, where no result is subnormal or too large: a normal
+/// fp8 has its fields moved and its exponent added to, a subnormal one is looked up.
+struct Narrow {
+    /// The scales of which that is so.
+    scales: RangeInclusive<u8>,
+    moved: __m128i,
+    rebias: __m512i,
+    subnormals: __m512i,
+    /// The first codes that are normal, and that are no number.
+    normal: __m512i,
+    first: __m512i,
+    /// What is infinity, if anything is.
+    infinity: __m512i,
+}
+
+impl Narrow {
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn new(e5m2: bool) -> Self {
+        const E4M3: [u16; 32] = subnormals(8, 9);
+        const E5M2: [u16; 32] = subnormals(4, 16);
+        // The least number is 2^−9 and the largest has the exponent 8; of e5m2, −16 and 15.
+        let (scales, moved, bias, normal, first) =
+            if e5m2 { (17..=239, 5, 15, 4, 0x7c) } else { (10..=246, 4, 7, 8, 0x7f) };
+        let table = if e5m2 { &E5M2 } else { &E4M3 };
+        Self {
+            scales,
+            moved: _mm_cvtsi32_si128(moved),
+            rebias: _mm512_set1_epi16((127 - bias) << 7),
+            // SAFETY: the table has 64 bytes, and the load needs no alignment.
+            subnormals: unsafe { _mm512_loadu_si512(table.as_ptr().cast()) },
+            normal: _mm512_set1_epi16(normal),
+            first: _mm512_set1_epi16(first),
+            infinity: _mm512_set1_epi16(if e5m2 { first } else { -1 }),
+        }
+    }
+
+    /// A block.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn block(&self, block: &[u8; MX_BLOCK], scale: u8, out: &mut [u8; 2 * MX_BLOCK]) {
+        // SAFETY: a block has 32 bytes, and the load needs no alignment.
+        let codes = _mm512_cvtepu8_epi16(unsafe { _mm256_loadu_si256(block.as_ptr().cast()) });
+        let magnitudes = _mm512_and_si512(codes, _mm512_set1_epi16(0x7f));
+        let fields = _mm512_add_epi16(_mm512_sll_epi16(magnitudes, self.moved), self.rebias);
+        let is_small = _mm512_cmplt_epi16_mask(magnitudes, self.normal);
+        let small = _mm512_permutexvar_epi16(magnitudes, self.subnormals);
+        let numbers = _mm512_mask_mov_epi16(fields, is_small, small);
+        let exponent = _mm512_set1_epi16((i16::from(scale) - 127) << 7);
+        let some = _mm512_test_epi16_mask(magnitudes, magnitudes);
+        let numbers = _mm512_mask_add_epi16(numbers, some, numbers, exponent);
+        let is_infinite = _mm512_cmpeq_epi16_mask(magnitudes, self.infinity);
+        let numbers = _mm512_mask_mov_epi16(numbers, is_infinite, _mm512_set1_epi16(0x7f80));
+        let signs = _mm512_slli_epi16::<8>(_mm512_and_si512(codes, _mm512_set1_epi16(0x80)));
+        let is_none = _mm512_cmpge_epi16_mask(magnitudes, self.first) & !is_infinite;
+        let values = _mm512_mask_mov_epi16(_mm512_or_si512(numbers, signs), is_none, _mm512_set1_epi16(NAN));
+        // SAFETY: `out` has 64 bytes, and the store needs no alignment.
+        unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), values) };
+    }
+}
+
+/// As [`fp8_to_bf16`], two blocks at a time where their scales allow it.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+pub(super) fn fp8_to_bf16_in_pairs(
+    format: Format,
+    table: &[f32; 256],
     scales: &[u8],
     elements: &[u8],
     out: &mut [u8],
@@ -158,14 +269,14 @@ pub(super) fn fp8_to_bf16(
         if scales.iter().all(|scale| wide.scales.contains(scale)) {
             wide.pair(block, *scales, out);
         } else {
-            portable(scales, block, out);
+            fp8_to_bf16(format, table, scales, block, out);
         }
     }
-    portable(last, rest, end);
+    fp8_to_bf16(format, table, last, rest, end);
 }
 
-/// What makes bf16 of two blocks of fp8 at a time, where no result is subnormal or too large: of
-/// each code the two bytes of its bf16 are looked up, and the scale is added to the exponent.
+/// Two blocks at a time, of what [`Narrow`] makes: of each code the two bytes of its bf16 are
+/// looked up, and the scale is added to the exponent.
 struct Wide {
     /// The scales of which no result is subnormal or too large.
     scales: RangeInclusive<u8>,
@@ -214,8 +325,7 @@ impl Wide {
         };
         let (finite, none) = if e5m2 { (0xf8_u8, 0xfa_u8) } else { (0xfe, 0xfe) };
         Self {
-            // The least number is 2^−9 and the largest has the exponent 8; of e5m2, −16 and 15.
-            scales: if e5m2 { 17..=239 } else { 10..=246 },
+            scales: Narrow::new(e5m2).scales,
             tables: [table(&bytes[0]), table(&bytes[1])],
             // Less 2, as codes are: of them zero, which no scale is added to, becomes the largest.
             finite: _mm512_set1_epi8((finite - 2).cast_signed()),
@@ -223,7 +333,7 @@ impl Wide {
         }
     }
 
-    /// Two blocks of such scales.
+    /// Two blocks, of scales that [`Narrow`] has.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
     fn pair(&self, blocks: &[u8; 2 * MX_BLOCK], scales: [u8; 2], out: &mut [u8; 4 * MX_BLOCK]) {
