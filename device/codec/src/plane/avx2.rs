@@ -22,7 +22,7 @@ use std::arch::x86_64::{
     _mm256_unpacklo_epi8, _mm256_xor_si256,
 };
 
-use super::{PlaneBlock, Planes, first, fold::Fold, parts_mut};
+use super::{PlaneBlock, PlaneMask, Planes, first, fold::Fold, parts_mut, select, source::Source};
 use crate::{BlockWords, format::Format};
 
 /// A step of a plane.
@@ -176,11 +176,11 @@ fn transpose_both(v: &mut Eight, w: &mut Eight) {
 /// The planes have that many bytes, and 32 more.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn load_eight<const N: usize, const FIRST: usize>(planes: &[&[u8]; N], at: usize) -> Eight {
+unsafe fn load_eight<const N: usize, const FIRST: usize>(planes: impl Source<N>, at: usize) -> Eight {
     let mut v = [_mm256_setzero_si256(); 8];
     for (bit, v) in v.iter_mut().enumerate() {
         // SAFETY: as the caller promises.
-        *v = unsafe { load(planes[FIRST + bit].as_ptr(), at) };
+        *v = unsafe { load(planes.plane(FIRST + bit), at) };
     }
     v
 }
@@ -191,15 +191,15 @@ unsafe fn load_eight<const N: usize, const FIRST: usize>(planes: &[&[u8]; N], at
 /// Each plane has an eighth of the words' bytes.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn join_8<const FOLD: bool>(planes: &[&[u8]; 8], words: &mut [u8]) {
+unsafe fn join_8<const FOLD: bool>(planes: impl Source<8>, words: &mut [u8]) {
     for (step, words) in words.as_chunks_mut::<512>().0.iter_mut().enumerate() {
         let [mut v, mut w] = [[_mm256_setzero_si256(); 8]; 2];
         for bit in 0..8 {
             // SAFETY: the steps before these two and these take 64 bytes of a plane for 512 of the
             // words.
             unsafe {
-                v[bit] = load(planes[bit].as_ptr(), 64 * step);
-                w[bit] = load(planes[bit].as_ptr(), 64 * step + 32);
+                v[bit] = load(planes.plane(bit), 64 * step);
+                w[bit] = load(planes.plane(bit), 64 * step + 32);
             }
         }
         if FOLD {
@@ -224,7 +224,7 @@ unsafe fn join_8<const FOLD: bool>(planes: &[&[u8]; 8], words: &mut [u8]) {
 /// # Safety
 /// Each plane has 256 bytes.
 #[target_feature(enable = "avx2")]
-unsafe fn join_16(planes: &[&[u8]; 16], words: &mut BlockWords) {
+unsafe fn join_16(planes: impl Source<16>, words: &mut BlockWords) {
     for (step, words) in words.as_chunks_mut::<512>().0.iter_mut().enumerate() {
         // SAFETY: there are eight steps.
         let [mut low, mut high] =
@@ -241,7 +241,7 @@ unsafe fn join_16(planes: &[&[u8]; 16], words: &mut BlockWords) {
 /// # Safety
 /// Each plane has 128 bytes.
 #[target_feature(enable = "avx2")]
-unsafe fn join_32(planes: &[&[u8]; 32], words: &mut BlockWords) {
+unsafe fn join_32(planes: impl Source<32>, words: &mut BlockWords) {
     for (step, words) in words.as_chunks_mut::<1024>().0.iter_mut().enumerate() {
         // SAFETY: there are four steps.
         let mut c = unsafe {
@@ -266,38 +266,69 @@ unsafe fn join_32(planes: &[&[u8]; 32], words: &mut BlockWords) {
     }
 }
 
-/// Puts planes together to words; see [`super::join`].
-#[target_feature(enable = "avx2")]
-pub(super) fn join(format: Format, planes: &Planes<'_>, words: &mut BlockWords) {
-    // SAFETY: `first` has asserted the planes' lengths.
-    unsafe {
-        match (format.bits(), Fold::of(format)) {
-            (4, Fold::No) => join_4::<false>(first(planes, 1024), words),
-            (4, _) => join_4::<true>(first(planes, 1024), words),
-            (8, Fold::No) => join_8::<false>(first(planes, 512), words),
-            (8, _) => join_8::<true>(first(planes, 512), words),
-            (16, _) => join_16(first(planes, 256), words),
-            _ => join_32(first(planes, 128), words),
+/// What joins by functions of each width, for the features `$features`.
+macro_rules! joins {
+    ($features:literal) => {
+        /// Puts planes together to words; see [`super::join`].
+        #[target_feature(enable = $features)]
+        pub(super) fn join(format: Format, planes: &Planes<'_>, words: &mut BlockWords) {
+            // SAFETY: `first` has asserted the planes' lengths.
+            unsafe {
+                match (format.bits(), Fold::of(format)) {
+                    (4, Fold::No) => join_4::<false>(first(planes, 1024), words),
+                    (4, _) => join_4::<true>(first(planes, 1024), words),
+                    (8, Fold::No) => join_8::<false>(first(planes, 512), words),
+                    (8, _) => join_8::<true>(first(planes, 512), words),
+                    (16, _) => join_16(first(planes, 256), words),
+                    _ => join_32(first(planes, 128), words),
+                }
+            }
         }
-    }
+
+        /// Puts planes of a block together to words; see [`super::join_block`].
+        #[target_feature(enable = $features)]
+        pub(super) fn join_block(
+            format: Format,
+            mask: PlaneMask,
+            block: &PlaneBlock,
+            words: &mut BlockWords,
+        ) {
+            if !mask.covers(PlaneMask::all(format)) {
+                return join(format, &select(format, mask, block), words);
+            }
+            // SAFETY: a block has all bytes of its planes.
+            unsafe {
+                match (format.bits(), Fold::of(format)) {
+                    (4, Fold::No) => join_4::<false>(block, words),
+                    (4, _) => join_4::<true>(block, words),
+                    (8, Fold::No) => join_8::<false>(block, words),
+                    (8, _) => join_8::<true>(block, words),
+                    (16, _) => join_16(block, words),
+                    _ => join_32(block, words),
+                }
+            }
+        }
+
+        /// Puts planes together to bytes; see [`super::join_bytes`].
+        #[target_feature(enable = $features)]
+        pub(super) fn join_bytes(planes: &[&[u8]; 8], bytes: &mut [u8]) {
+            // SAFETY: `first` has asserted the planes' lengths.
+            unsafe { join_8::<false>(first(planes, bytes.len() / 8), bytes) }
+        }
+    };
 }
 
-/// Puts planes together to bytes; see [`super::join_bytes`].
-#[target_feature(enable = "avx2")]
-pub(super) fn join_bytes(planes: &[&[u8]; 8], bytes: &mut [u8]) {
-    // SAFETY: `first` has asserted the planes' lengths.
-    unsafe { join_8::<false>(first(planes, bytes.len() / 8), bytes) }
-}
+joins!("avx2");
 
 /// Joins planes of four bits.
 ///
 /// # Safety
 /// Each plane has 1024 bytes.
 #[target_feature(enable = "avx2")]
-unsafe fn join_4<const FOLD: bool>(planes: &[&[u8]; 4], words: &mut BlockWords) {
+unsafe fn join_4<const FOLD: bool>(planes: impl Source<4>, words: &mut BlockWords) {
     for (step, words) in words.as_chunks_mut::<128>().0.iter_mut().enumerate() {
         // SAFETY: there are 32 steps.
-        let mut v: Four = std::array::from_fn(|plane| unsafe { load(planes[plane].as_ptr(), 32 * step) }); // p1 p0, with bits b1 b0 n, n the nibble
+        let mut v: Four = std::array::from_fn(|plane| unsafe { load(planes.plane(plane), 32 * step) }); // p1 p0, with bits b1 b0 n, n the nibble
         if FOLD {
             fold(&mut v);
         }
@@ -426,33 +457,40 @@ fn split_4<const FOLD: bool>(words: &BlockWords, planes: &mut [[Step; 32]; 4]) {
     }
 }
 
-/// Splits words into planes; see [`super::split`].
-#[target_feature(enable = "avx2")]
-pub(super) fn split(format: Format, words: &BlockWords, planes: &mut PlaneBlock) {
-    match (format.bits(), Fold::of(format)) {
-        (4, Fold::No) => split_4::<false>(words, parts_mut(planes)),
-        (4, _) => split_4::<true>(words, parts_mut(planes)),
-        (8, fold) => {
-            let planes = parts_mut::<8, 512, 1>(planes).each_mut();
-            let planes = std::array::from_fn(|plane| planes[7 - plane].as_mut_ptr().cast());
-            // SAFETY: the planes have 512 bytes each, and the pointers are all that knows
-            // them.
-            unsafe {
-                match fold {
-                    Fold::No => split_8::<false>(words, planes),
-                    _ => split_8::<true>(words, planes),
+/// What splits by the functions above, for the features `$features`.
+macro_rules! splits {
+    ($features:literal) => {
+        /// Splits words into planes; see [`super::split`].
+        #[target_feature(enable = $features)]
+        pub(super) fn split(format: Format, words: &BlockWords, planes: &mut PlaneBlock) {
+            match (format.bits(), Fold::of(format)) {
+                (4, Fold::No) => split_4::<false>(words, parts_mut(planes)),
+                (4, _) => split_4::<true>(words, parts_mut(planes)),
+                (8, fold) => {
+                    let planes = parts_mut::<8, 512, 1>(planes).each_mut();
+                    let planes = std::array::from_fn(|plane| planes[7 - plane].as_mut_ptr().cast());
+                    // SAFETY: the planes have 512 bytes each, and the pointers are all that knows
+                    // them.
+                    unsafe {
+                        match fold {
+                            Fold::No => split_8::<false>(words, planes),
+                            _ => split_8::<true>(words, planes),
+                        }
+                    }
                 }
+                (16, _) => split_16(words, parts_mut(planes)),
+                _ => split_32(words, parts_mut(planes)),
             }
         }
-        (16, _) => split_16(words, parts_mut(planes)),
-        _ => split_32(words, parts_mut(planes)),
-    }
+
+        /// Splits bytes into planes; see [`super::split_bytes`].
+        #[target_feature(enable = $features)]
+        pub(super) fn split_bytes(bytes: &[u8], planes: [&mut [u8]; 8]) {
+            let planes = planes.map(|plane| plane[..bytes.len() / 8].as_mut_ptr());
+            // SAFETY: that asserted the planes' lengths, and the pointers are all that knows them.
+            unsafe { split_8::<false>(bytes, planes) }
+        }
+    };
 }
 
-/// Splits bytes into planes; see [`super::split_bytes`].
-#[target_feature(enable = "avx2")]
-pub(super) fn split_bytes(bytes: &[u8], planes: [&mut [u8]; 8]) {
-    let planes = planes.map(|plane| plane[..bytes.len() / 8].as_mut_ptr());
-    // SAFETY: that asserted the planes' lengths, and the pointers are all that knows them.
-    unsafe { split_8::<false>(bytes, planes) }
-}
+splits!("avx2");

@@ -28,7 +28,7 @@ pub(crate) use self::{
     split::planes_beside,
 };
 pub(super) use self::{
-    join::{join, join_bytes},
+    join::{join, join_block, join_bytes},
     split::{split, split_bytes},
 };
 

@@ -9,7 +9,8 @@
 //! * Integers are folded first (`fold.rs`), so that small values of either sign have zero upper
 //!   planes.
 //! * [`join`] takes each plane from wherever it lies, so that raw planes need not be copied; a
-//!   plane that was not fetched is [`ZEROS`].
+//!   plane that was not fetched is [`ZEROS`]. [`join_block`] takes them from a [`PlaneBlock`],
+//!   which is quicker.
 //! * Planes whose bits are the bits of bytes that are not a block are [`split_bytes`] and
 //!   [`join_bytes`].
 //! * Kernels are chosen at run time ([`Kernel`]); all of them give the same bits as the portable
@@ -21,6 +22,8 @@ mod avx2;
 pub(crate) mod avx512;
 mod fold;
 mod portable;
+#[cfg(target_arch = "x86_64")]
+mod source;
 
 use crate::{BLOCK_BYTES, BlockWords, format::Format, kernel::kernels};
 
@@ -160,6 +163,15 @@ impl Kernel {
         by_kernel!(self, join(format, planes, words));
     }
 
+    /// [`join_block`] by this kernel.
+    ///
+    /// # Panics
+    /// If the kernel is not available, or as [`join_block`].
+    pub fn join_block(self, format: Format, mask: PlaneMask, block: &PlaneBlock, words: &mut BlockWords) {
+        assert!(format.planes() > 0, "opaque blocks have no planes");
+        by_kernel!(self, join_block(format, mask, block, words));
+    }
+
     /// [`split_bytes`] by this kernel.
     ///
     /// # Panics
@@ -201,12 +213,13 @@ pub fn join(format: Format, planes: &Planes<'_>, words: &mut BlockWords) {
 }
 
 /// Puts the planes of `block` that are in `mask` together to words, the others zero, whatever
-/// `block` has of them: [`join`] of what [`select`] gives.
+/// `block` has of them: as [`join`] of what [`select`] gives, but nothing is to be said of where
+/// each plane lies.
 ///
 /// # Panics
 /// If the format is `opaque`, which has no planes.
 pub fn join_block(format: Format, mask: PlaneMask, block: &PlaneBlock, words: &mut BlockWords) {
-    join(format, &select(format, mask, block), words);
+    Kernel::best().join_block(format, mask, block, words);
 }
 
 /// Splits bytes, as many as [`join_bytes`] takes, into the planes of their bits: bit `j % 8` of

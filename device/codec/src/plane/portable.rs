@@ -8,7 +8,7 @@
 //! bit of W with one of the place, one for each of the place's. An exchange works on two words at a
 //! time, whose numbers differ in that bit.
 
-use super::{PlaneBlock, Planes, fold::Fold, parts, parts_mut};
+use super::{PlaneBlock, PlaneMask, Planes, fold::Fold, parts, parts_mut, select};
 use crate::{BlockWords, format::Format};
 
 /// Exchanges bit `.0` of the word's number with bit `.1` of the place.
@@ -172,6 +172,12 @@ pub(super) fn join(format: Format, planes: &Planes<'_>, words: &mut BlockWords) 
         16 => Width::<16>::join(fold, &parts(planes, 256), words),
         _ => Width::<32>::join(fold, &parts(planes, 128), words),
     }
+}
+
+// Not inlined, so that who calls one of several kernels has not its pointers' frame for all.
+#[inline(never)]
+pub(super) fn join_block(format: Format, mask: PlaneMask, block: &PlaneBlock, words: &mut BlockWords) {
+    join(format, &select(format, mask, block), words);
 }
 
 pub(super) fn split_bytes(bytes: &[u8], planes: [&mut [u8]; 8]) {

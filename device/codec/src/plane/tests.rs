@@ -64,6 +64,11 @@ proptest! {
         let mut back = [0xa5; BLOCK_BYTES];
         join(format, &select(format, PlaneMask::all(format), &planes), &mut back);
         prop_assert_eq!(&back[..], &words[..]);
+        for kernel in Kernel::available() {
+            back.fill(0xa5);
+            kernel.join_block(format, PlaneMask::all(format), &planes, &mut back);
+            prop_assert!(back == words[..], "{:?} of a block of {}", kernel, format);
+        }
     }
 
     #[test]
@@ -89,6 +94,9 @@ proptest! {
             let mut got = [0xa5; BLOCK_BYTES];
             kernel.join(format, &select(format, mask, &planes), &mut got);
             prop_assert!(got == want, "{:?} of {}", kernel, format);
+            let mut got = [0xa5; BLOCK_BYTES];
+            kernel.join_block(format, mask, &planes, &mut got);
+            prop_assert!(got == want, "{:?} of a block of {}", kernel, format);
         }
     }
 
@@ -137,6 +145,9 @@ proptest! {
             prop_assert!(got_planes == planes, "{:?} splits {} differently", kernel, format);
             kernel.join(format, &selected, &mut got_back);
             prop_assert!(got_back == back, "{:?} joins {} differently", kernel, format);
+            got_back.fill(0xa5);
+            kernel.join_block(format, PlaneMask(mask), &planes, &mut got_back);
+            prop_assert!(got_back == back, "{:?} joins blocks of {} differently", kernel, format);
         }
     }
 }

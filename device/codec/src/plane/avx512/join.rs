@@ -3,9 +3,11 @@
 
 use std::{
     arch::x86_64::{
-        __m512i, _mm256_loadu_si256, _mm512_castsi256_si512, _mm512_inserti64x4, _mm512_loadu_si512,
-        _mm512_multishift_epi64_epi8, _mm512_permutex2var_epi8, _mm512_set1_epi64, _mm512_setzero_si512,
-        _mm512_ternarylogic_epi64, _mm512_unpackhi_epi8, _mm512_unpacklo_epi8, _mm512_xor_si512,
+        __m512i, _mm256_loadu_si256, _mm512_and_si512, _mm512_castsi256_si512, _mm512_inserti64x4,
+        _mm512_loadu_si512, _mm512_mask_loadu_epi64, _mm512_maskz_mov_epi64, _mm512_multishift_epi64_epi8,
+        _mm512_permutex2var_epi8, _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_epi64,
+        _mm512_setzero_si512, _mm512_ternarylogic_epi64, _mm512_unpackhi_epi8, _mm512_unpacklo_epi8,
+        _mm512_xor_si512,
     },
     hint::black_box,
 };
@@ -14,7 +16,7 @@ use super::{Eight, Line, line, load, store, transpose, unpack};
 use crate::{
     BlockWords,
     format::Format,
-    plane::{Planes, first, fold::Fold},
+    plane::{PlaneBlock, PlaneMask, Planes, first, fold::Fold, source::Source},
 };
 
 /// The line at `at` of each plane.
@@ -23,11 +25,11 @@ use crate::{
 /// Each plane has that many bytes, and 64 more.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-unsafe fn load_planes<const N: usize>(planes: &[&[u8]; N], at: usize) -> [__m512i; N] {
+unsafe fn load_planes<const N: usize>(planes: impl Source<N>, at: usize) -> [__m512i; N] {
     let mut v = [_mm512_setzero_si512(); N];
     for (bit, v) in v.iter_mut().enumerate() {
         // SAFETY: as the caller promises; the load needs no alignment.
-        *v = unsafe { _mm512_loadu_si512(planes[bit].as_ptr().add(at).cast()) };
+        *v = unsafe { _mm512_loadu_si512(planes.plane(bit).add(at).cast()) };
     }
     v
 }
@@ -73,13 +75,32 @@ fn fold<const N: usize>(v: &mut [__m512i; N]) {
     }
 }
 
-/// Joins planes of eight bits.
+/// The same where planes that are not in `mask` are zeros.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
+fn fold_some(v: &mut Eight, mask: PlaneMask) {
+    let mask = _mm512_set1_epi8(mask.0.to_le_bytes()[0].cast_signed());
+    // All bits of a plane's in `mask`.
+    let keep = |plane| transpose(_mm512_set1_epi64(0x0101_0101_0101_0101_i64 << plane), mask);
+    let [others @ .., sign] = v;
+    *sign = _mm512_and_si512(*sign, keep(7));
+    for (plane, v) in others.iter_mut().enumerate() {
+        // Of the third operand what is in the first, and to that the second.
+        *v = _mm512_ternarylogic_epi64::<0x6c>(keep(plane), *sign, *v);
+    }
+}
+
+/// Joins planes of eight bits. If `SOME`, planes outside `mask` are zeros.
 ///
 /// # Safety
 /// Each plane has an eighth of the words' bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-unsafe fn join_8<const FOLD: bool>(planes: &[&[u8]; 8], words: &mut [u8]) {
+unsafe fn join_8<const FOLD: bool, const SOME: bool>(
+    planes: impl Source<8>,
+    mask: PlaneMask,
+    words: &mut [u8],
+) {
     let (pairs, last) = words.as_chunks_mut::<1024>();
     let end = 128 * pairs.len();
     for (pair, words) in pairs.iter_mut().enumerate() {
@@ -90,31 +111,34 @@ unsafe fn join_8<const FOLD: bool>(planes: &[&[u8]; 8], words: &mut [u8]) {
             // SAFETY: the pairs before this one and this one take 128 bytes of a plane for 1024 of
             // the words; the loads need no alignment.
             unsafe {
-                first[bit] = _mm512_loadu_si512(planes[bit].as_ptr().add(at).cast());
-                second[bit] = _mm512_loadu_si512(planes[bit].as_ptr().add(at + 64).cast());
+                first[bit] = _mm512_loadu_si512(planes.plane(bit).add(at).cast());
+                second[bit] = _mm512_loadu_si512(planes.plane(bit).add(at + 64).cast());
             }
         }
         let [words, behind] = words.as_chunks_mut().0 else { unreachable!("they are two halves") };
-        join_lines::<FOLD>(first, words);
-        join_lines::<FOLD>(second, behind);
+        join_lines::<FOLD, SOME>(first, mask, words);
+        join_lines::<FOLD, SOME>(second, mask, behind);
     }
     if let [words] = last.as_chunks_mut().0 {
         // SAFETY: the pairs and what is left take an eighth of the words' bytes.
-        join_lines::<FOLD>(unsafe { load_planes(planes, end) }, words);
+        join_lines::<FOLD, SOME>(unsafe { load_planes(planes, end) }, mask, words);
     }
 }
 
-/// Joins a line of each of eight planes.
+/// Joins a line of each of eight planes. If `SOME`, planes outside `mask` are zeros.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-fn join_lines<const FOLD: bool>(mut v: Eight, words: &mut [u8; 512]) {
-    if FOLD {
-        fold(&mut v);
+fn join_lines<const FOLD: bool, const SOME: bool>(mut v: Eight, mask: PlaneMask, words: &mut [u8; 512]) {
+    match (FOLD, SOME) {
+        (false, _) => {}
+        (true, false) => fold(&mut v),
+        (true, true) => fold_some(&mut v, mask),
     }
+    let keep = _mm512_set1_epi8(mask.0.to_le_bytes()[0].cast_signed());
     let bytes = bytes_of(&gathered_lines(&v));
     let lines: &mut [Line; 8] = words.as_chunks_mut().0.try_into().expect("8 lines");
     for (line, bytes) in lines.iter_mut().zip(bytes) {
-        store(line, bytes);
+        store(line, if FOLD { bytes } else { masked::<SOME>(bytes, keep) });
     }
 }
 
@@ -141,26 +165,34 @@ pub(crate) fn bytes_of(gathered: &Eight) -> Eight {
     gathered.map(|matrices| transpose(matrices, identity))
 }
 
-/// Joins planes of 16 bits.
+/// Joins planes of 16 bits. If `SOME`, planes outside `mask` are zeros.
 ///
 /// # Safety
 /// Each plane has 256 bytes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-unsafe fn join_16(planes: &[&[u8]; 16], words: &mut BlockWords) {
+unsafe fn join_16<const SOME: bool>(planes: impl Source<16>, mask: PlaneMask, words: &mut BlockWords) {
+    let [low, high, ..] = mask.0.to_le_bytes();
+    let keep = _mm512_set1_epi16(i16::from_le_bytes([low, high]));
     let (steps, _) = words.as_chunks_mut::<1024>();
     for (step, words) in steps.iter_mut().enumerate() {
-        // Of pointers a compiler knows nothing then: it would copy all to the stack before the
-        // first step.
-        let planes = black_box(planes);
+        let planes = planes.anew();
         // SAFETY: there are four steps.
-        join_lines_16(&unsafe { load_planes(planes, 64 * step) }, words);
+        join_lines_16::<SOME>(&unsafe { load_planes(planes, 64 * step) }, keep, words);
     }
 }
 
-/// Joins a line of each of 16 planes.
+/// The bits that are in `keep`, or all unless `SOME`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-fn join_lines_16(v: &[__m512i; 16], words: &mut [u8; 1024]) {
+fn masked<const SOME: bool>(v: __m512i, keep: __m512i) -> __m512i {
+    if SOME { _mm512_and_si512(v, keep) } else { v }
+}
+
+/// Joins a line of each of 16 planes, and gives the first eight as [`gather`] brought them
+/// together: quadword `q` of register `r` has byte 8 r + [`byte_joined`]`(q)` of each.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
+fn join_lines_16<const SOME: bool>(v: &[__m512i; 16], keep: __m512i, words: &mut [u8; 1024]) -> Eight {
     let identity = _mm512_set1_epi64(0x8040_2010_0804_0201_u64.cast_signed());
     // So that low and high bytes, unpacked, give 32 elements in order and then the 32 behind them.
     let [first, second] = joined!((r, lane, s) => 8 * r + byte_joined(2 * lane + s));
@@ -169,9 +201,10 @@ fn join_lines_16(v: &[__m512i; 16], words: &mut [u8; 1024]) {
     let lines: &mut [Line; 16] = words.as_chunks_mut().0.try_into().expect("16 lines");
     for r in 0..8 {
         let (low, high) = (transpose(low[r], identity), transpose(high[r], identity));
-        store(&mut lines[2 * r], _mm512_unpacklo_epi8(low, high));
-        store(&mut lines[2 * r + 1], _mm512_unpackhi_epi8(low, high));
+        store(&mut lines[2 * r], masked::<SOME>(_mm512_unpacklo_epi8(low, high), keep));
+        store(&mut lines[2 * r + 1], masked::<SOME>(_mm512_unpackhi_epi8(low, high), keep));
     }
+    low
 }
 
 /// The byte that quadword `q` has of those of a word where elements of 16 bits are joined.
@@ -186,16 +219,24 @@ const fn byte_joined(q: usize) -> usize {
 /// Each plane has a line there.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-unsafe fn gather_halves<const FIRST: usize, const SECOND: bool>(planes: &[&[u8]; 32], at: usize) -> Eight {
+unsafe fn gather_halves<S: Source<32>, const FIRST: usize, const SECOND: bool>(
+    planes: S,
+    at: usize,
+) -> Eight {
     let half = if SECOND { 32 } else { 0 };
     let mut v = [_mm512_setzero_si512(); 8];
     for (k, v) in v.iter_mut().enumerate() {
         // SAFETY: as the caller promises; the loads need no alignment.
         *v = unsafe {
-            let (low, high) =
-                (planes[FIRST + 7 - k].as_ptr().add(at), planes[FIRST + 15 - k].as_ptr().add(at));
+            let (low, high) = (planes.plane(FIRST + 7 - k).add(at), planes.plane(FIRST + 15 - k).add(at));
             let low = _mm512_castsi256_si512(_mm256_loadu_si256(low.add(half).cast()));
-            _mm512_inserti64x4::<1>(low, _mm256_loadu_si256(high.add(half).cast()))
+            // With its line a second half comes to its place; of planes that begin anywhere, that
+            // would be two lines.
+            if SECOND && S::IN_LINES {
+                _mm512_mask_loadu_epi64(low, 0xf0, high.cast())
+            } else {
+                _mm512_inserti64x4::<1>(low, _mm256_loadu_si256(high.add(half).cast()))
+            }
         };
     } // k2 k1 k0, g3 g2 g1 g0
     let v = unpack::<8, 4>(v); // g3 k1 k0, g2 g1 g0 k2
@@ -203,18 +244,19 @@ unsafe fn gather_halves<const FIRST: usize, const SECOND: bool>(planes: &[&[u8];
     unpack::<8, 1>(v) // g3 g2 g1, g0 k2 k1 k0
 }
 
-/// Joins planes of 32 bits.
+/// Joins planes of 32 bits. If `SOME`, planes outside `mask` are zeros.
 ///
 /// # Safety
 /// Each plane has 128 bytes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-unsafe fn join_32(planes: &[&[u8]; 32], words: &mut BlockWords) {
+unsafe fn join_32<const SOME: bool>(planes: impl Source<32>, mask: PlaneMask, words: &mut BlockWords) {
+    let keep = _mm512_set1_epi32(mask.0.cast_signed());
     for (line, words) in words.as_chunks_mut::<2048>().0.iter_mut().enumerate() {
         let [first, second] = words.as_chunks_mut().0 else { unreachable!("they are two halves") };
         // SAFETY: there are two lines.
         unsafe {
-            join_half_32::<false>(planes, 64 * line, first);
-            join_half_32::<true>(planes, 64 * line, second);
+            join_half_32::<SOME, false>(planes, 64 * line, keep, first);
+            join_half_32::<SOME, true>(planes, 64 * line, keep, second);
         }
     }
 }
@@ -225,7 +267,12 @@ unsafe fn join_32(planes: &[&[u8]; 32], words: &mut BlockWords) {
 /// Each plane has a line there.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-unsafe fn join_half_32<const SECOND: bool>(planes: &[&[u8]; 32], at: usize, words: &mut [u8; 1024]) {
+unsafe fn join_half_32<const SOME: bool, const SECOND: bool>(
+    planes: impl Source<32>,
+    at: usize,
+    keep: __m512i,
+    words: &mut [u8; 1024],
+) {
     let identity = _mm512_set1_epi64(0x8040_2010_0804_0201_u64.cast_signed());
     // Byte c of element e (four bits) of the first 16 and of the last: in pairs of bytes, lanes are
     // numbered by c0 and which 16.
@@ -235,21 +282,25 @@ unsafe fn join_half_32<const SECOND: bool>(planes: &[&[u8]; 32], at: usize, word
     let planes = black_box(planes);
     // SAFETY: as the caller promises.
     let (low, high) =
-        unsafe { (gather_halves::<0, SECOND>(planes, at), gather_halves::<16, SECOND>(planes, at)) };
+        unsafe { (gather_halves::<_, 0, SECOND>(planes, at), gather_halves::<_, 16, SECOND>(planes, at)) };
     let lines: &mut [Line; 16] = words.as_chunks_mut().0.try_into().expect("16 lines");
     for r in 0..8 {
         let (low, high) = (transpose(low[r], identity), transpose(high[r], identity));
-        store(&mut lines[r], _mm512_permutex2var_epi8(low, first, high));
-        store(&mut lines[8 + r], _mm512_permutex2var_epi8(low, second, high));
+        store(&mut lines[r], masked::<SOME>(_mm512_permutex2var_epi8(low, first, high), keep));
+        store(&mut lines[8 + r], masked::<SOME>(_mm512_permutex2var_epi8(low, second, high), keep));
     }
 }
 
-/// Joins planes of four bits.
+/// Joins planes of four bits. If `SOME`, planes outside `mask` are zeros.
 ///
 /// # Safety
 /// Each plane has 1024 bytes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-unsafe fn join_4<const FOLD: bool>(planes: &[&[u8]; 4], words: &mut BlockWords) {
+unsafe fn join_4<const FOLD: bool, const SOME: bool>(
+    planes: impl Source<4>,
+    mask: PlaneMask,
+    words: &mut BlockWords,
+) {
     // A matrix has two groups: nibbles of the second are the low half of its columns, of the first
     // the high half. With the odd elements' columns before the even ones', half of the nibbles are
     // in their places, those of the first group's odd and the second's even elements; the others
@@ -264,6 +315,12 @@ unsafe fn join_4<const FOLD: bool>(planes: &[&[u8]; 4], words: &mut BlockWords) 
     for (step, words) in steps.iter_mut().enumerate() {
         // SAFETY: there are 16 steps.
         let mut v: [__m512i; 4] = unsafe { load_planes(planes, 64 * step) };
+        if SOME {
+            // Of four planes quicker than [`fold_some`].
+            for (plane, v) in v.iter_mut().enumerate() {
+                *v = _mm512_maskz_mov_epi64(if mask.has(plane) { u8::MAX } else { 0 }, *v);
+            }
+        }
         if FOLD {
             fold(&mut v);
         }
@@ -286,15 +343,44 @@ unsafe fn join_4<const FOLD: bool>(planes: &[&[u8]; 4], words: &mut BlockWords) 
 /// Puts planes together to words; see [`super::join`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
 pub(in crate::plane) fn join(format: Format, planes: &Planes<'_>, words: &mut BlockWords) {
+    let all = PlaneMask::all(format);
     // SAFETY: `first` has asserted the planes' lengths.
     unsafe {
         match (format.bits(), Fold::of(format)) {
-            (4, Fold::No) => join_4::<false>(first(planes, 1024), words),
-            (4, _) => join_4::<true>(first(planes, 1024), words),
-            (8, Fold::No) => join_8::<false>(first(planes, 512), words),
-            (8, _) => join_8::<true>(first(planes, 512), words),
-            (16, _) => join_16(first(planes, 256), words),
-            _ => join_32(first(planes, 128), words),
+            (4, Fold::No) => join_4::<false, false>(first(planes, 1024), all, words),
+            (4, _) => join_4::<true, false>(first(planes, 1024), all, words),
+            (8, Fold::No) => join_8::<false, false>(first(planes, 512), all, words),
+            (8, _) => join_8::<true, false>(first(planes, 512), all, words),
+            (16, _) => join_16::<false>(first(planes, 256), all, words),
+            _ => join_32::<false>(first(planes, 128), all, words),
+        }
+    }
+}
+
+/// Puts planes of a block together to words; see [`super::join_block`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
+pub(in crate::plane) fn join_block(
+    format: Format,
+    mask: PlaneMask,
+    block: &PlaneBlock,
+    words: &mut BlockWords,
+) {
+    let is_all = |planes| mask.0 & planes == planes;
+    // SAFETY: a block has all bytes of its planes.
+    unsafe {
+        match (format.bits(), Fold::of(format)) {
+            (4, Fold::No) if is_all(0xf) => join_4::<false, false>(block, mask, words),
+            (4, Fold::No) => join_4::<false, true>(block, mask, words),
+            (4, _) if is_all(0xf) => join_4::<true, false>(block, mask, words),
+            (4, _) => join_4::<true, true>(block, mask, words),
+            (8, Fold::No) if is_all(0xff) => join_8::<false, false>(block, mask, words),
+            (8, Fold::No) => join_8::<false, true>(block, mask, words),
+            (8, _) if is_all(0xff) => join_8::<true, false>(block, mask, words),
+            (8, _) => join_8::<true, true>(block, mask, words),
+            (16, _) if is_all(0xffff) => join_16::<false>(block, mask, words),
+            (16, _) => join_16::<true>(block, mask, words),
+            _ if is_all(u32::MAX) => join_32::<false>(block, mask, words),
+            _ => join_32::<true>(block, mask, words),
         }
     }
 }
@@ -303,5 +389,5 @@ pub(in crate::plane) fn join(format: Format, planes: &Planes<'_>, words: &mut Bl
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
 pub(in crate::plane) fn join_bytes(planes: &[&[u8]; 8], bytes: &mut [u8]) {
     // SAFETY: `first` has asserted the planes' lengths.
-    unsafe { join_8::<false>(first(planes, bytes.len() / 8), bytes) }
+    unsafe { join_8::<false, false>(first(planes, bytes.len() / 8), PlaneMask(0xff), bytes) }
 }
