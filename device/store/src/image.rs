@@ -22,7 +22,7 @@ use std::{
     fs::{File, OpenOptions, TryLockError},
     io,
     ops::Range,
-    os::unix::fs::FileExt,
+    os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
     sync::Arc,
     thread,
@@ -323,6 +323,11 @@ impl Image {
         self.host.as_deref()
     }
 
+    /// Whether it is memory that has no name in a file system.
+    pub fn is_anonymous(&self) -> bool {
+        self.is_in_memory() && self.file.metadata().is_ok_and(|metadata| metadata.nlink() == 0)
+    }
+
     /// Whether its bytes are in the host's memory, and nowhere else.
     pub fn is_in_memory(&self) -> bool {
         is_in_memory(&self.file)
@@ -495,7 +500,6 @@ impl Image {
     /// # Errors
     /// What the system says.
     pub fn allocated_bytes(&self) -> io::Result<u64> {
-        use std::os::unix::fs::MetadataExt;
         Ok(self.file.metadata()?.blocks() * 512)
     }
 

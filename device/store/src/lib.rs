@@ -280,7 +280,8 @@ impl Store {
         let version = Version::default();
         let bytes = Segments::bytes(segment_bytes.min(version.max_store_bytes()));
         let index = Index::new(Memory::reserve("plane index", Index::bytes(blocks))?, version, blocks);
-        let segments = Segments::new(Memory::reserve("segment store", bytes)?, bytes, None);
+        let segments =
+            Segments::new(Memory::reserve("segment store", bytes)?, bytes, None, segments::WARM_ON_DISK);
         Ok(Self::of(index, segments, None, None))
     }
 
@@ -318,7 +319,9 @@ impl Store {
         let bytes = superblock.store_bytes / memory::UNIT_BYTES as u64 * memory::UNIT_BYTES as u64;
         let index = Index::open(image, blocks(superblock.base_bytes))?;
         let ledger = image.ledger()?.map(Arc::new);
-        let segments = Segments::new(image.segments()?, bytes, ledger.clone());
+        // Of a file's room others on its file system may have need; of memory only when it is scarce.
+        let warm = if image.is_anonymous() { segments::WARM_IN_MEMORY } else { segments::WARM_ON_DISK };
+        let segments = Segments::new(image.segments()?, bytes, ledger.clone(), warm);
         let store = Self::of(index, segments, Some(Journal::new(image.journal()?)?), ledger);
         let mut opened = Opened::default();
         if let Some(journal) = &store.journal {
@@ -442,6 +445,11 @@ impl Store {
     /// if there is no other.
     fn ensure_entries(&self, blocks: Range<u64>) -> Result<(), StoreError> {
         self.with_room_of_freed(|| self.index.ensure(blocks.clone()))
+    }
+
+    /// Gives back the room that freed segments kept, where memory is scarce.
+    pub fn give_room_back(&self) {
+        self.segments.cool();
     }
 
     /// Does what takes room; if there is none, again when that of freed segments was given back.

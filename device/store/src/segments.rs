@@ -42,6 +42,10 @@ use super::{
 
 /// A checkpoint should be made when more than this part of the store is held.
 const HELD_PART: u64 = 8;
+/// Free chunks that keep their room for the next segments, of a store in memory, 64 MiB, and in a
+/// file. To make room in memory costs more than to code what goes there.
+pub(super) const WARM_IN_MEMORY: usize = 1024;
+pub(super) const WARM_ON_DISK: usize = 64;
 /// Segments that are let go at once.
 const LET_GO: usize = 256;
 /// Chunks of one length that may be free in it, however few of that length there are.
@@ -65,9 +69,10 @@ impl Segments {
         bytes.max(1).checked_next_multiple_of(UNIT_BYTES as u64).unwrap_or(u64::MAX)
     }
 
-    /// No segments yet in `memory`, of `bytes`. The ledger is told of each from now on.
-    pub(super) fn new(memory: Memory, bytes: u64, ledger: Option<Arc<Ledger>>) -> Self {
-        Self { memory, allocator: Mutex::new(Allocator::new(chunks_in(bytes), ledger)) }
+    /// No segments yet in `memory`, of `bytes`. The ledger is told of each from now on. So many free
+    /// chunks keep their room.
+    pub(super) fn new(memory: Memory, bytes: u64, ledger: Option<Arc<Ledger>>, warm: usize) -> Self {
+        Self { memory, allocator: Mutex::new(Allocator::new(chunks_in(bytes), ledger, warm)) }
     }
 
     /// What the ledger says is in use or held, and everything else is free.

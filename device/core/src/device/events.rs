@@ -33,6 +33,11 @@ pub const MEMORY_MARGIN: u64 = 25;
 /// Events that are kept.
 pub const MAX_EVENTS: usize = 1024;
 
+/// Whether so little memory is left that it is said.
+pub(super) fn is_scarce(left: u64, reserve: u64) -> bool {
+    left < reserve.saturating_mul(MEMORY_LEVELS[0]) / 100
+}
+
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]

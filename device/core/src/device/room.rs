@@ -8,7 +8,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Device, DeviceError, Window};
+use super::{Device, DeviceError, Window, events::is_scarce};
 use lamina_codec::BLOCK_BYTES;
 use lamina_store::{host_memory::HostMemory, image::Image, memory::UNIT_BYTES};
 
@@ -113,6 +113,9 @@ impl Device {
         }
         if let Some(host) = self.host_memory().filter(|host| host.reserve() > 0) {
             self.events.look_at_memory(host.last(), host.reserve());
+            if let Some(store) = self.coded_store().filter(|_| is_scarce(host.last(), host.reserve())) {
+                store.give_room_back();
+            }
             room &= host.last() > host.reserve();
         }
         room

@@ -19,9 +19,6 @@ use crate::{
 
 /// Lists of a length's chunks: the first is the emptiest.
 const LISTS: usize = 8;
-/// Free chunks that keep their room for the next segments, 64 MiB: to make room costs more than to
-/// code what goes there.
-const WARM_CHUNKS: usize = 1024;
 
 pub(super) struct Allocator {
     chunks: Chunks,
@@ -29,6 +26,8 @@ pub(super) struct Allocator {
     /// and the others.
     warm: Vec<usize>,
     cold: Vec<usize>,
+    /// Chunks that may keep their room.
+    most_warm: usize,
     /// Runs of chunks that never held anything, the first of them last.
     unopened: Vec<Range<usize>>,
     /// Chunks that hold segments.
@@ -55,7 +54,7 @@ struct Length {
 }
 
 impl Allocator {
-    pub(super) fn new(most_chunks: usize, ledger: Option<Arc<Ledger>>) -> Self {
+    pub(super) fn new(most_chunks: usize, ledger: Option<Arc<Ledger>>, most_warm: usize) -> Self {
         let lengths = vec![Length::default(); MAX_GRANULES + 1];
         let chunks = Chunks::new(most_chunks);
         let unopened = chunks.free_runs();
@@ -63,6 +62,7 @@ impl Allocator {
             chunks,
             warm: Vec::new(),
             cold: Vec::new(),
+            most_warm,
             unopened,
             held_chunks: 0,
             lengths,
@@ -233,7 +233,7 @@ impl Allocator {
             self.lengths[length].slots -= CHUNK_GRANULES / length;
             self.chunks[index] = Chunk::default();
             self.held_chunks -= 1;
-            if self.warm.len() < WARM_CHUNKS {
+            if self.warm.len() < self.most_warm {
                 self.warm.push(index);
             } else {
                 release(index);
