@@ -319,7 +319,7 @@ impl Store {
         let bytes = superblock.store_bytes / memory::UNIT_BYTES as u64 * memory::UNIT_BYTES as u64;
         let index = Index::open(image, blocks(superblock.base_bytes))?;
         let ledger = image.ledger()?.map(Arc::new);
-        // Of a file's room others on its file system may have need; of memory only when it is scarce.
+        // Others may have need of a file system's room; of memory only when it is scarce.
         let warm = if image.is_anonymous() { segments::WARM_IN_MEMORY } else { segments::WARM_ON_DISK };
         let segments = Segments::new(image.segments()?, bytes, ledger.clone(), warm);
         let store = Self::of(index, segments, Some(Journal::new(image.journal()?)?), ledger);

@@ -69,8 +69,8 @@ impl Segments {
         bytes.max(1).checked_next_multiple_of(UNIT_BYTES as u64).unwrap_or(u64::MAX)
     }
 
-    /// No segments yet in `memory`, of `bytes`. The ledger is told of each from now on. So many free
-    /// chunks keep their room.
+    /// No segments yet in `memory`, of `bytes`. The ledger is told of each from now on. So many
+    /// free chunks keep their room.
     pub(super) fn new(memory: Memory, bytes: u64, ledger: Option<Arc<Ledger>>, warm: usize) -> Self {
         Self { memory, allocator: Mutex::new(Allocator::new(chunks_in(bytes), ledger, warm)) }
     }

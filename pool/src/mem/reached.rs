@@ -2,8 +2,8 @@
 //!
 //! A process's first store to a page of a shared mapping is a fault, which the kernel takes for
 //! that page alone; its first load maps all of the 64 KiB around that the file has. And a page that
-//! the file has not is made sooner by a write to the file than by a fault. So where bytes are stored
-//! that nobody wants any more, holes are written as zeros and one word is loaded first.
+//! the file has not is made sooner by a write to the file than by a fault. So where bytes are
+//! stored that nobody wants any more, holes are written as zeros and one word is loaded first.
 
 use std::fs::File;
 use std::hint::black_box;

@@ -1,5 +1,5 @@
-//! A worker that is told to be careful, since others died before it, believes no ledger: one that is
-//! wrong would end each worker.
+//! A worker that is told to be careful, since others died before it, believes no ledger: one that
+//! is wrong would end each worker.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
