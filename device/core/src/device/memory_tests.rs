@@ -158,7 +158,9 @@ fn what_was_never_written_is_discarded_without_room() {
     let before = taken(&host.file);
     assert!(host.write(12_000, block(1, 64)).unwrap_err().is_no_room());
     host.device.discard(0, 64 << 20).unwrap();
-    assert_eq!((taken(&host.file), host.device.stats().writes.discarded_blocks), (before, 16_384));
+    assert_eq!(host.device.stats().writes.discarded_blocks, 16_384);
+    // Of what was freed no room is kept where memory is scarce.
+    assert!(taken(&host.file) < before, "{before}");
     let mut found = vec![1; 4096];
     host.device.read_base(5 * 4096, &mut found).unwrap();
     assert!(found.iter().all(|byte| *byte == 0));
