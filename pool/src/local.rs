@@ -29,6 +29,8 @@ use crate::pool::Pool;
 const FIRST: i64 = 1 << 62;
 /// The byte of who makes a pool where there is none.
 const MAKER: i64 = FIRST - 1;
+/// Times that others may remove a file while one waits to make a pool in it.
+const MAX_REMOVED: u32 = 64;
 const TIMEOUT: u64 = 2_000;
 const MAX_WAIT: u64 = 60_000;
 
@@ -327,19 +329,32 @@ pub fn open_or_create(
     declare: impl FnOnce(Range<u64>) -> Result<(), PoolError>,
 ) -> Result<(Pool, bool), PoolError> {
     let fail = |cause| PoolError::File { path: path.to_owned(), cause };
-    let (file, is_new) = new_file(path)?;
-    let maker = Locked::maker(&file).map_err(fail)?;
-    let metadata = file.metadata().map_err(fail)?;
-    if !is_at(&metadata, path) {
-        // Another made it, failed, and removed it.
-        drop(maker);
-        return open_or_create(path, geometry, declare);
+    for _ in 0..MAX_REMOVED {
+        let (file, is_new) = new_file(path)?;
+        let _maker = Locked::maker(&file).map_err(fail)?;
+        // Another may have made it, failed, and removed it.
+        if file.metadata().map_err(fail)?.nlink() > 0 {
+            return open_or_make(&file, is_new, path, geometry, declare);
+        }
     }
+    Err(fail(io::Error::other("it is removed again and again")))
+}
+
+/// [`open_or_create`] by whom has the maker's byte of the file.
+fn open_or_make(
+    file: &File,
+    is_new: bool,
+    path: &Path,
+    geometry: &Geometry,
+    declare: impl FnOnce(Range<u64>) -> Result<(), PoolError>,
+) -> Result<(Pool, bool), PoolError> {
+    let fail = |cause| PoolError::File { path: path.to_owned(), cause };
+    let metadata = file.metadata().map_err(fail)?;
     // An empty file cannot be mapped.
     let is_empty = metadata.is_file() && metadata.len() == 0;
     if !is_empty && Pool::geometry(memory(path)?).is_ok() {
         // Perhaps it was made by a program that did not tell.
-        mark(&file);
+        mark(file);
         return Ok((Pool::open(path)?, false));
     }
     if holds_something(path).map_err(fail)? {
@@ -352,11 +367,6 @@ pub fn open_or_create(
         return Err(why);
     }
     Ok((Pool::open(path)?, true))
-}
-
-/// Whether a path leads to a file still.
-fn is_at(file: &fs::Metadata, path: &Path) -> bool {
-    fs::metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == (file.dev(), file.ino()))
 }
 
 impl Pool {

@@ -441,26 +441,9 @@ impl Store {
         self.index.populated()
     }
 
-    /// Makes sure that the entries of these blocks can be written, with the room of freed segments
-    /// if there is no other.
-    fn ensure_entries(&self, blocks: Range<u64>) -> Result<(), StoreError> {
-        self.with_room_of_freed(|| self.index.ensure(blocks.clone()))
-    }
-
     /// Gives back the room that freed segments kept, where memory is scarce.
     pub fn give_room_back(&self) {
         self.segments.cool();
-    }
-
-    /// Does what takes room; if there is none, again when that of freed segments was given back.
-    ///
-    /// # Errors
-    /// Its own.
-    pub fn with_room_of_freed<T>(&self, take: impl Fn() -> Result<T, StoreError>) -> Result<T, StoreError> {
-        match take() {
-            Err(why) if why.is_no_room() && self.segments.cool() => take(),
-            taken => taken,
-        }
     }
 
     /// Takes hold of `block` to replace it.
@@ -469,7 +452,7 @@ impl Store {
     /// [`StoreError::Entry`]; [`Store::replace_damaged`] makes such a block writable again.
     /// [`StoreError::NoRoom`], [`StoreError::HostMemory`].
     pub fn replace(&self, block: u64) -> Result<Replace<'_>, StoreError> {
-        self.ensure_entries(block..block + 1)?;
+        self.index.ensure(block..block + 1)?;
         let held = self.stripes.hold(block);
         let old = self.index.get(block)?;
         Ok(Replace { store: self, block, old, held })
@@ -509,7 +492,7 @@ impl Store {
         bundles: &[Bundle],
         no_more: bool,
     ) -> Result<Vec<Prepared>, StoreError> {
-        self.ensure_entries(first..first + bundles.len() as u64)?;
+        self.index.ensure(first..first + bundles.len() as u64)?;
         let what = if no_more { For::NoMore } else { For::More };
         let mut prepared = Vec::with_capacity(bundles.len());
         let bytes = (first..).zip(bundles.iter().map(Bundle::bytes));
@@ -529,7 +512,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::NoRoom`], [`StoreError::HostMemory`].
     pub fn prepare_lost(&self, block: u64, why: Why) -> Result<Prepared, StoreError> {
-        self.ensure_entries(block..block + 1)?;
+        self.index.ensure(block..block + 1)?;
         Ok(Prepared { place: None, lost: Some(why) })
     }
 
@@ -593,7 +576,7 @@ impl Store {
         why: &Why,
         meant: impl FnOnce(Option<&Entry>) -> bool,
     ) -> Result<Option<Entry>, StoreError> {
-        self.ensure_entries(block..block + 1)?;
+        self.index.ensure(block..block + 1)?;
         let held = self.stripes.hold(block);
         let old = self.index.get(block).ok();
         if !meant(old.as_ref()) {

@@ -211,9 +211,9 @@ impl Segments {
         }
     }
 
-    /// Gives back the room that free chunks kept. Whether there were any.
-    pub(super) fn cool(&self) -> bool {
-        self.allocator.lock().cool(|chunk| self.memory.release(chunk))
+    /// Gives back the room that free chunks kept.
+    pub(super) fn cool(&self) {
+        self.allocator.lock().cool(|chunk| self.memory.release(chunk));
     }
 
     #[cfg(any(test, feature = "testing"))]

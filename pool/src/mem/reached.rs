@@ -75,14 +75,17 @@ fn fill(file: &File, pages: Range<u64>) -> Result<(), MemError> {
     file.write_all_at(&ZEROS[..bytes as usize], pages.start).map_err(|cause| MemError::Room { bytes, cause })
 }
 
-/// Whether a file's pages are memory and nothing else: a tmpfs's.
+/// Whether a file's pages are memory and nothing else: a tmpfs's. Devices have their names in one,
+/// and are none.
 pub(super) fn is_in_memory(file: &File) -> bool {
     const TMPFS: i64 = 0x0102_1994;
-    fstatfs(file).is_ok_and(|found| found.f_type == TMPFS)
+    let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
+    is_file && fstatfs(file).is_ok_and(|found| found.f_type == TMPFS)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
     use std::path::Path;
 
     use super::*;
@@ -118,10 +121,28 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_that_the_file_system_has_no_room_for_is_an_error() {
+    fn only_holes_are_filled_and_what_cannot_be_is_an_error() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(2 * AROUND).unwrap();
+        assert!(file.metadata().unwrap().blocks() * 512 < AROUND);
+        fill(&file, 0..AROUND).unwrap();
+        assert!(file.metadata().unwrap().blocks() * 512 >= AROUND);
+        file.write_all_at(b"held", AROUND + 5000).unwrap();
+        fill(&file, AROUND..2 * AROUND).unwrap();
+        let mut found = [0; 4];
+        file.read_exact_at(&mut found, AROUND + 5000).unwrap();
+        assert_eq!(&found, b"held");
         let only_read = File::open("/proc/self/exe").unwrap();
-        let long = only_read.metadata().unwrap().len().next_multiple_of(PAGE);
-        let why = fill(&only_read, long..long + PAGE).unwrap_err().to_string();
+        let end = only_read.metadata().unwrap().len().next_multiple_of(PAGE);
+        let why = fill(&only_read, end..end + PAGE).unwrap_err().to_string();
         assert!(why.starts_with("there is no room for 4096 bytes"), "{why}");
+    }
+
+    #[test]
+    fn a_device_is_no_file_in_memory_wherever_its_name_is() {
+        assert!(!is_in_memory(&File::open("/dev/null").unwrap()));
+        if Path::new("/dev/shm").is_dir() {
+            assert!(is_in_memory(&tempfile::tempfile_in("/dev/shm").unwrap()));
+        }
     }
 }

@@ -11,8 +11,8 @@ use lamina_serve::claim;
 use lamina_store::image::Image;
 use serde_json::json;
 
+use crate::bare_worker::Worker;
 use crate::common::{Place, noise, within};
-use crate::older_holder::Worker;
 
 #[test]
 fn a_careful_worker_looks_at_all_entries_and_another_reads_what_was_noted() {

@@ -4,6 +4,7 @@
 //! These tests mount for real: they need /dev/fuse, and root or fusermount3.
 
 mod api;
+mod bare_worker;
 mod careful_worker;
 mod checkpoints;
 mod clients;

@@ -244,12 +244,10 @@ impl Allocator {
         }
     }
 
-    /// Has free chunks keep no room: `release` gives it back. Whether any did.
-    pub(super) fn cool(&mut self, release: impl Fn(usize)) -> bool {
-        let any = !self.warm.is_empty();
+    /// Has free chunks keep no room: `release` gives it back.
+    pub(super) fn cool(&mut self, release: impl Fn(usize)) {
         self.warm.iter().for_each(|index| release(*index));
         self.cold.append(&mut self.warm);
-        any
     }
 
     /// Whether there are too many free slots of a length.
