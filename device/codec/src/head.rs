@@ -70,9 +70,9 @@ pub(super) const fn signs_at() -> usize {
     FIRST
 }
 
-/// Whether the head at the front of `bundle`, if there is one, has the sign plane.
-pub(super) fn has_signs(bundle: &[u8], head: Head) -> bool {
-    head.length > 0 && u16::from_le_bytes([bundle[0], bundle[1]]) & SIGNS > 0
+/// Bytes of a head with no signs and so many bytes of details.
+pub(super) const fn length(details: usize) -> usize {
+    FIRST + details + CHECK
 }
 
 /// The head of `length` bytes at the front of `bundle`.

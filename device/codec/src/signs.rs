@@ -38,6 +38,8 @@ use crate::{format::Format, kernel::kernels};
 const SEGMENT: usize = 2;
 /// Words of the longest plane.
 const MAX_WORDS: usize = 128;
+/// Bytes of it.
+pub(crate) const MAX_PLANE: usize = 8 * MAX_WORDS;
 /// Bits of a group, by the mode's s.
 const GROUPS: [u32; 3] = [4, 8, 16];
 /// Bytes behind a plane's length that an encoder may write to.

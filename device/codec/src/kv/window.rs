@@ -1,7 +1,7 @@
 //! A window to bundles.
 
 use super::{
-    BlockSet, bases,
+    bases,
     delta::{self, ColumnBases, Field},
     order::{ByColumns, Order},
     repeats::Repeats,
@@ -9,15 +9,20 @@ use super::{
 };
 use crate::{
     BLOCK_BYTES, Codec, Encoder,
-    block::{Bundle, Stored, StoredPlanes, is_zero},
+    block::{Bundle, is_zero},
     head::{self, Details},
     lines::Lines,
-    tree,
-    workspace::BlockEncoder,
+    plane, signs, tree,
+    workspace::{Aligned, BlockEncoder},
 };
 
-/// Of so many blocks, one is coded in every way to find the best.
+/// Of so many blocks, one tells the best way.
 const SAMPLE: usize = 12;
+/// Differences are taken if another way takes less by no more than one in so many bytes of the
+/// exponents: their counts differ less from block to block.
+const LITTLE: usize = 32;
+/// The same of codecs of bytes, which make more of differences than counts tell.
+const LITTLE_OF_BYTES: usize = 16;
 /// Differences are for channels that have at least so many elements in a window: every channel has
 /// a base in every block.
 const MIN_RUN: usize = 8;
@@ -167,20 +172,14 @@ fn transformed(
     let coding = match way {
         Some(Coding::Deltas) if !work.has_deltas() => Coding::Channels,
         Some(coding) => coding,
-        None => work.choose(bundles, trial),
+        None => work.choose(trial),
     };
     if coding == Coding::Plain {
         return None;
     }
     work.arrange(coding);
-    let mut are_coded = BlockSet::default();
-    if way.is_none() && coding == Coding::Channels && work.is_priced() {
-        work.samples().for_each(|block| are_coded.insert(block));
-    }
     for (block, bundle) in bundles.iter_mut().enumerate() {
-        if !are_coded.has(block) {
-            work.encode(block, coding, bundle);
-        }
+        work.encode(block, coding, bundle);
         if !bundle.fits() {
             return None;
         }
@@ -209,80 +208,84 @@ impl Transformed<'_> {
         (SAMPLE / 2..used).step_by(SAMPLE).chain((used <= SAMPLE / 2).then_some((used - 1) / 2))
     }
 
-    /// Whether a way is chosen without coding in it: what a plane tree takes is known from counts.
-    fn is_priced(&self) -> bool {
-        self.codec == Codec::Tree && Field::of(self.shape.format()).is_some()
-    }
-
-    /// The way in which the samples take least. If [`Self::is_priced`], they are coded by channels
-    /// to their bundles, or else in every way to `trial`.
+    /// The way in which the samples take least. Where there are exponents, it is found by counting
+    /// them; the samples are coded in every way otherwise.
     #[inline(never)]
-    fn choose(&mut self, bundles: &mut [Bundle], trial: &mut Bundle) -> Coding {
+    fn choose(&mut self, trial: &mut Bundle) -> Coding {
+        let is_counted = Field::of(self.shape.format()).is_some();
         let mut costs = [0; Coding::ALL.len()];
         let ways = Coding::ALL.map(|coding| (coding, self.allows(coding)));
         let ways = || ways.into_iter().filter_map(|(coding, allowed)| allowed.then_some(coding));
+        let least = |costs: &[usize; Coding::ALL.len()]| {
+            ways().min_by_key(|coding| costs[*coding as usize]).expect("one way is always allowed")
+        };
         for block in self.samples() {
-            if self.is_priced() {
-                self.encode(block, Coding::Channels, &mut bundles[block]);
-                for coding in ways() {
-                    costs[coding as usize] += self.price(block, coding, &bundles[block]);
-                }
-                continue;
-            }
             for coding in ways() {
-                self.encode(block, coding, trial);
-                self.undo(block, coding);
-                costs[coding as usize] += trial.bytes().len();
+                costs[coding as usize] += if is_counted {
+                    self.price(block, coding)
+                } else {
+                    self.encode(block, coding, trial);
+                    trial.bytes().len()
+                };
             }
         }
-        ways().min_by_key(|coding| costs[*coding as usize]).expect("one way is always allowed")
-    }
-
-    /// Bytes that a block takes in a way, where it takes `by_channels` as arranged now: differences
-    /// have another stream and bases, address order has another stream and no head. Mantissas are
-    /// as noisy in any order.
-    fn price(&mut self, block: usize, coding: Coding, by_channels: &Bundle) -> usize {
-        let format = self.shape.format();
-        let whole = by_channels.bytes().len();
-        let Some(Stored::Planes(StoredPlanes { joint, head, lengths, .. })) = &by_channels.stored else {
-            return whole;
-        };
-        // Without a stream the planes that it would have lie one by one, as they are if they are noise.
-        let stream = match joint.length {
-            0 => lengths[1..=tree::joint_planes(format)].iter().map(|length| usize::from(*length)).sum(),
-            length => usize::from(length),
-        };
-        match coding {
-            Coding::Channels => whole,
-            Coding::Plain => {
-                let words = &self.bytes.as_chunks().0[block];
-                if is_zero(words) {
-                    return 0;
+        let deltas = &mut costs[Coding::Deltas as usize];
+        *deltas -= *deltas / if self.codec == Codec::Tree { LITTLE } else { LITTLE_OF_BYTES };
+        // Signs are looked at where they may still lead to another way.
+        if is_counted && least(&costs) == Coding::Plain {
+            for block in self.samples() {
+                let [plain, by_channel @ ..] = &mut costs;
+                let (in_order, in_channels) = self.sign_bytes(block);
+                *plain += in_order;
+                for cost in by_channel {
+                    *cost += in_channels;
                 }
-                let signs =
-                    if head::has_signs(by_channels.bytes(), *head) { format.plane_bytes() } else { 0 };
-                let in_order = tree::cost(format, words, &mut self.encoder.tree);
-                whole - stream - usize::from(head.length) + signs + in_order
-            }
-            Coding::Deltas => {
-                self.subtract(block);
-                let words = &self.major.as_chunks().0[block];
-                let stream_of_deltas = tree::cost(format, words, &mut self.encoder.tree);
-                self.details.clear();
-                bases::write(self.bases, self.details);
-                self.undo(block, coding);
-                whole - stream + stream_of_deltas + self.details.len()
             }
         }
+        least(&costs)
     }
 
-    /// Makes differences of the exponents of a block that is arranged by channels.
-    fn subtract(&mut self, block: usize) {
-        let field = Field::of(self.shape.format()).expect("a format that has differences");
-        self.order.block_runs(block, self.runs);
-        self.bases.resize(self.runs.len(), 0);
-        let words = &mut self.major.as_chunks_mut::<BLOCK_BYTES>().0[block];
-        delta::subtract(field, self.runs, words, self.bases);
+    /// About the bytes that a block's exponents take in a way, with what a head says of them. Signs
+    /// are left out; mantissas are as noisy in any order.
+    fn price(&mut self, block: usize, coding: Coding) -> usize {
+        let format = self.shape.format();
+        if coding == Coding::Plain {
+            return tree::cost(format, &self.bytes.as_chunks().0[block], &mut self.encoder.tree);
+        }
+        self.arrange(Coding::Channels);
+        self.details.clear();
+        let field = Field::of(format).filter(|_| coding == Coding::Deltas);
+        let words = &mut self.major.as_chunks_mut().0[block];
+        if let Some(field) = field {
+            self.order.block_runs(block, self.runs);
+            self.bases.resize(self.runs.len(), 0);
+            delta::subtract(field, self.runs, words, self.bases);
+            bases::write(self.bases, self.details);
+        }
+        let stream = tree::cost(format, words, &mut self.encoder.tree);
+        if let Some(field) = field {
+            delta::restore(field, self.runs, self.bases, words);
+        }
+        head::length(self.details.len()) + stream
+    }
+
+    /// Bytes that the signs of a block take in address order, and channel by channel.
+    fn sign_bytes(&mut self, block: usize) -> (usize, usize) {
+        let format = self.shape.format();
+        let raw = format.plane_bytes();
+        let Aligned(planes) = &mut *self.encoder.split;
+        plane::split(format, &self.bytes.as_chunks().0[block], planes);
+        let is_constant =
+            |signs: &[u8]| signs.iter().all(|byte| *byte == signs[0] && matches!(byte, 0 | 0xff));
+        let in_order = if is_constant(&planes[..raw]) { 0 } else { raw };
+        plane::split(format, &self.major.as_chunks().0[block], planes);
+        let mut stream = [0; signs::MAX_PLANE + signs::SLACK];
+        let in_channels = if is_constant(&planes[..raw]) {
+            0
+        } else {
+            signs::Kernel::best().encode(format, &planes[..raw], raw, &mut stream).unwrap_or(raw)
+        };
+        (in_order, in_channels)
     }
 
     fn has_deltas(&self) -> bool {
@@ -290,16 +293,16 @@ impl Transformed<'_> {
     }
 
     /// Puts what is kept in the order that it is coded in. Differences are made on the way if whole
-    /// rows are all there is and columns are no longer than blocks, or else as a block is coded. A
-    /// column of which two blocks have parts has the same base in both then, and one for each
-    /// otherwise, as in the samples of [`Self::choose`].
+    /// rows are all there is and columns are no longer than blocks, or else as a block is coded, as
+    /// where [`Self::choose`] has put the window in order already. A column of which two blocks
+    /// have parts has the same base in both then, and one for each otherwise.
     fn arrange(&mut self, coding: Coding) {
         let coding = match coding {
             Coding::Plain => return,
             Coding::Deltas if !self.columns.is_some_and(|columns| columns.fit_blocks()) => Coding::Channels,
             coding => coding,
         };
-        if self.arranged == Some(coding) {
+        if self.arranged.is_some() {
             return;
         }
         self.arranged = Some(coding);
@@ -321,9 +324,7 @@ impl Transformed<'_> {
         if coding == Coding::Plain {
             return bundle.encode(self.encoder, format, self.codec, &self.bytes.as_chunks().0[block]);
         }
-        if self.arranged.is_none() {
-            self.arrange(Coding::Channels);
-        }
+        self.arrange(Coding::Channels);
         let words = &mut self.major.as_chunks_mut::<BLOCK_BYTES>().0[block];
         self.details.clear();
         let repeats = self.repeats.as_ref().filter(|_| block == 0);
@@ -353,19 +354,6 @@ impl Transformed<'_> {
         let details =
             Details { delta: field.is_some(), repeats: repeats.is_some(), bytes: &self.details[..] };
         bundle.encode_with_header(self.encoder, format, self.codec, words, &details);
-    }
-
-    /// Makes exponents again of the differences of the block that was coded last, or has all
-    /// arranged anew.
-    fn undo(&mut self, block: usize, coding: Coding) {
-        if self.arranged == Some(Coding::Deltas) {
-            self.arranged = None;
-            return;
-        }
-        if let Some(field) = Field::of(self.shape.format()).filter(|_| coding == Coding::Deltas) {
-            let words = &mut self.major.as_chunks_mut::<BLOCK_BYTES>().0[block];
-            delta::restore(field, self.runs, self.bases, words);
-        }
     }
 }
 

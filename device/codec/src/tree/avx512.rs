@@ -37,7 +37,7 @@ pub(super) use self::{
 use super::{
     MAX_ELEMENTS, RARE, Scratch,
     code::{LONGEST, WINDOW},
-    masks,
+    compact, masks,
     plan::Census,
 };
 
@@ -163,7 +163,9 @@ pub(super) fn census(values: &[u8], planes: usize, scratch: &mut Scratch) -> Opt
             16 => masks::count::<16>(values, planes, scratch),
             32 => masks::count::<32>(values, planes, scratch),
             64 => masks::count::<64>(values, planes, scratch),
-            _ => masks::count::<128>(values, planes, scratch),
+            128 => masks::count::<128>(values, planes, scratch),
+            // A part of a block.
+            _ => compact::census(values),
         };
     }
     let mut census = Census::new();

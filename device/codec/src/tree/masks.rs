@@ -26,8 +26,6 @@ use crate::plane;
 
 /// Words of a store of masks: enough for the values or inner nodes of every format.
 pub(super) const STORE: usize = 4096;
-/// Bytes of the longest plane.
-const MAX_PLANE: usize = 1024;
 
 /// One bit of every element.
 type Mask<const W: usize> = [u64; W];
@@ -99,10 +97,10 @@ fn census<const W: usize>(
 /// The lowest `count` bits of `elements` as planes, most significant first.
 #[inline(always)]
 fn split<const W: usize>(elements: &[u8], count: usize, planes: &mut [Mask<W>]) {
-    let mut bytes = [[0; MAX_PLANE]; 8];
-    plane::split_bytes(elements, bytes.each_mut().map(|plane| &mut plane[..8 * W]));
+    let mut bytes = [[[0; 8]; W]; 8];
+    plane::split_bytes(elements, bytes.each_mut().map(|plane| plane.as_flattened_mut()));
     for (plane, bytes) in planes[..count].iter_mut().rev().zip(&bytes) {
-        for (word, bytes) in plane.iter_mut().zip(bytes.as_chunks().0) {
+        for (word, bytes) in plane.iter_mut().zip(bytes) {
             *word = u64::from_le_bytes(*bytes);
         }
     }
@@ -111,13 +109,13 @@ fn split<const W: usize>(elements: &[u8], count: usize, planes: &mut [Mask<W>]) 
 /// Undoes [`split`].
 #[inline(always)]
 fn join<const W: usize>(planes: &[Mask<W>], elements: &mut [u8]) {
-    let mut bytes = [[0; MAX_PLANE]; 8];
+    let mut bytes = [[[0; 8]; W]; 8];
     for (plane, bytes) in planes.iter().rev().zip(&mut bytes) {
-        for (word, bytes) in plane.iter().zip(bytes.as_chunks_mut().0) {
+        for (word, bytes) in plane.iter().zip(bytes) {
             *bytes = word.to_le_bytes();
         }
     }
-    plane::join_bytes(&bytes.each_ref().map(|plane| &plane[..8 * W]), elements);
+    plane::join_bytes(&bytes.each_ref().map(|plane| plane.as_flattened()), elements);
 }
 
 /// What the values of a block are; see [`census`].

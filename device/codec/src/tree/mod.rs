@@ -112,6 +112,9 @@ kernels! {
 /// Most elements of a block.
 const MAX_ELEMENTS: usize = 8192;
 
+/// Of so many elements, one is counted where a block's cost is asked for.
+const PART: usize = 4;
+
 /// What is left of a mark when all its bits are written.
 #[cfg(target_arch = "x86_64")]
 const END: u8 = 0x80;
@@ -470,16 +473,22 @@ pub enum Malformed {
 }
 
 /// About the bytes that the joint planes of a block take: a stream's, or none if they are constant,
-/// or what they take as they are. They are known from counts, without coding or even a code.
+/// or what they take as they are. They are known from counts of one element in [`PART`], without
+/// coding or even a code.
 pub(crate) fn cost(format: Format, words: &BlockWords, workspace: &mut Workspace) -> usize {
     let kernel = Kernel::best();
     let Workspace { fields, scratch } = workspace;
     let values = fields.values(format);
     kernel.take(format, words, values);
+    let mut part = [0; MAX_ELEMENTS / PART];
+    let part = &mut part[..values.len() / PART];
+    for (to, from) in part.chunks_mut(64).zip(values.chunks(64).step_by(PART)) {
+        to.copy_from_slice(from);
+    }
     let raw = joint_bytes(format);
-    match kernel.census(format, values, scratch) {
+    match kernel.census(format, part, scratch) {
         Some(census) if census.symbols() < 2 => 0,
-        Some(census) => census.entropy_bytes().min(raw),
+        Some(census) => (PART * census.entropy_bytes()).min(raw),
         None => raw,
     }
 }

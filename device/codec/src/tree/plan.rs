@@ -68,17 +68,16 @@ impl Census {
         self.found + usize::from(self.escapes > 0)
     }
 
-    /// About the bytes of a stream: a header's, those of the best code's bits, which are a little
-    /// more than entropy, and what is escaped.
+    /// About the bytes of a stream without its header: those of the best code's bits, which are a
+    /// little more than entropy, and what is escaped.
     pub(super) fn entropy_bytes(&self) -> usize {
         let (mut all, mut terms) = (self.escapes, times_log2(self.escapes.max(1)));
         for count in &self.counts[..self.found] {
             all += u32::from(*count);
             terms += times_log2((*count).into());
         }
-        let span = self.values[self.found.saturating_sub(1)] - self.values[0];
         let bits = (times_log2(all) - terms).max(0.0) as usize;
-        Code::header_bytes(usize::from(span).min(WINDOW - 1) + 1) + bits.div_ceil(8) + self.escapes as usize
+        bits.div_ceil(8) + self.escapes as usize
     }
 
     /// The values and how often they occur.

@@ -29,17 +29,23 @@ fn the_way_that_takes_least_is_taken() {
         let order = shape.order(0, shape.blocks());
         assert_eq!(order.by_columns().is_some_and(|columns| columns.fit_blocks()), channels == 1024);
         let (columns, rows) = (order.columns, order.elements.div_ceil(order.columns));
-        let coding = |largest: fn(usize) -> u8| {
+        let coding = |codec, largest: fn(usize) -> u8| {
             let mut window = leaning(rows, columns, 0x7f, largest);
             window.truncate(shape.blocks() * BLOCK_BYTES);
             let mut bundles = Vec::new();
-            let coded = encode(&shape, 0, Codec::Lz4, &window, None, &mut bundles);
+            let coded = encode(&shape, 0, codec, &window, None, &mut bundles);
             assert!(decode(&shape, 0, &bundles, PlaneMask::all(Format::Bf16)) == window, "{rows}");
             coded.coding
         };
         // Channels of sizes of their own; and of one size, where bases are worth nothing.
-        assert_eq!(coding(|column| 100 + small(column * 37 % 31)), Coding::Deltas, "{rows}");
-        assert_eq!(coding(|_| 115), Coding::Channels, "{rows}");
+        for codec in Codec::ALL {
+            assert_eq!(
+                coding(codec, |column| 100 + small(column * 37 % 31)),
+                Coding::Deltas,
+                "{codec} {rows}"
+            );
+        }
+        assert_eq!(coding(Codec::Tree, |_| 115), Coding::Channels, "{rows}");
     }
 }
 
