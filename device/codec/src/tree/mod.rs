@@ -325,7 +325,27 @@ impl Kernel {
         Some(length)
     }
 
-    /// What values a block has, or `None` if they are too many.
+    /// About the bytes that the joint planes of a block take: a stream's, or none if they are
+    /// constant, or what they take as they are. They are known from counts of one element in
+    /// [`PART`], without coding or even a code, and the same by every kernel.
+    fn cost(self, format: Format, words: &BlockWords, workspace: &mut Workspace) -> usize {
+        let Workspace { fields, scratch } = workspace;
+        let values = fields.values(format);
+        self.take(format, words, values);
+        let mut part = [0; MAX_ELEMENTS / PART];
+        let part = &mut part[..values.len() / PART];
+        for (to, from) in part.chunks_mut(64).zip(values.chunks(64).step_by(PART)) {
+            to.copy_from_slice(from);
+        }
+        let raw = joint_bytes(format);
+        match self.census(format, part, scratch) {
+            Some(census) if census.symbols() < 2 => 0,
+            Some(census) => (PART * census.entropy_bytes()).min(raw),
+            None => raw,
+        }
+    }
+
+    /// What values a block, or a part of one, has, or `None` if they are too many.
     fn census(self, format: Format, values: &[u8], scratch: &mut Scratch) -> Option<Census> {
         assert!(self.is_available(), "{self:?} needs another processor");
         match self {
@@ -472,23 +492,7 @@ pub enum Malformed {
     },
 }
 
-/// About the bytes that the joint planes of a block take: a stream's, or none if they are constant,
-/// or what they take as they are. They are known from counts of one element in [`PART`], without
-/// coding or even a code.
+/// [`Kernel::cost`] by the processor's best kernel.
 pub(crate) fn cost(format: Format, words: &BlockWords, workspace: &mut Workspace) -> usize {
-    let kernel = Kernel::best();
-    let Workspace { fields, scratch } = workspace;
-    let values = fields.values(format);
-    kernel.take(format, words, values);
-    let mut part = [0; MAX_ELEMENTS / PART];
-    let part = &mut part[..values.len() / PART];
-    for (to, from) in part.chunks_mut(64).zip(values.chunks(64).step_by(PART)) {
-        to.copy_from_slice(from);
-    }
-    let raw = joint_bytes(format);
-    match kernel.census(format, part, scratch) {
-        Some(census) if census.symbols() < 2 => 0,
-        Some(census) => (PART * census.entropy_bytes()).min(raw),
-        None => raw,
-    }
+    Kernel::best().cost(format, words, workspace)
 }

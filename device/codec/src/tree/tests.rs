@@ -6,7 +6,11 @@ pub(super) mod codes;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{BLOCK_BYTES, BlockWords, check, plane, survey::survey, testing::words};
+use crate::{
+    BLOCK_BYTES, BlockWords, check, plane,
+    survey::survey,
+    testing::{bytes, words},
+};
 
 const FORMATS: [Format; 11] = [
     Format::Fp32,
@@ -108,6 +112,28 @@ proptest! {
             prop_assert!(stream.len() < joint_bytes(format));
             prop_assert!(by_the_book(format, &stream) == values);
         }
+    }
+
+    #[test]
+    fn every_kernel_asks_the_same_cost(format in format(), words in words()) {
+        let costs: Vec<_> =
+            Kernel::available().into_iter().map(|kernel| kernel.cost(format, &words, &mut Workspace::new())).collect();
+        prop_assert!(costs.iter().all(|cost| *cost == costs[0] && *cost <= joint_bytes(format)), "{costs:?}");
+    }
+
+    #[test]
+    fn a_cost_is_near_what_a_stream_takes(low in 1_u8..200, width in 1_u32..5, seed in any::<u64>()) {
+        // As exponents are: each smaller one half as frequent, some elements zero.
+        let noise = bytes(5 * (seed >> 3), 2 * 2048);
+        let mut words = [0; BLOCK_BYTES];
+        for (word, [often, zero]) in words.as_chunks_mut().0.iter_mut().zip(noise.as_chunks().0) {
+            let exponent = low + u8::try_from(often.leading_zeros() * width).expect("at most 32");
+            let value = if *zero == 0 { 0 } else { u16::from(exponent) << 7 };
+            *word = value.to_le_bytes();
+        }
+        let cost = Kernel::Portable.cost(Format::Bf16, &words, &mut Workspace::new());
+        let stream = encoded(Kernel::Portable, Format::Bf16, &values(Format::Bf16, &words)).expect("a stream").len();
+        prop_assert!(5 * cost > 4 * stream && 4 * cost < 5 * stream, "{cost} {stream}");
     }
 
     #[test]
