@@ -307,6 +307,20 @@ unsafe extern "C" fn translated(block: *mut Block, _: *mut c_void) {
     }
 }
 
+/// The same of a recorder that records nothing.
+unsafe extern "C" fn translated_idly(block: *mut Block, _: *mut c_void) {
+    // SAFETY: as above.
+    unsafe {
+        for index in 0..qemu_plugin_tb_n_insns(block) {
+            let instruction = qemu_plugin_tb_get_insn(block, index);
+            let data = ptr::null_mut();
+            qemu_plugin_register_vcpu_mem_cb(instruction, ignored, NO_REGISTERS, LOADS_AND_STORES, data);
+        }
+    }
+}
+
+unsafe extern "C" fn ignored(_: c_uint, _: u32, _: u64, _: *mut c_void) {}
+
 unsafe extern "C" fn forget(number: c_uint, _: *mut c_void) {
     // SAFETY: QEMU calls in the processor's thread.
     unsafe { processor(number) }.forget();
@@ -456,7 +470,8 @@ unsafe fn map(path: *const c_char) -> Result<*mut u64, &'static CStr> {
     }
 }
 
-/// QEMU's call when it has loaded the library. Its one argument is `ring=FILE`.
+/// QEMU's call when it has loaded the library. Its one argument is `ring=FILE`, or `idle=on` to
+/// record nothing: what a guest takes longer then is QEMU's own part.
 ///
 /// # Safety
 /// As QEMU calls it: `argv` has `argc` strings.
@@ -476,8 +491,13 @@ unsafe extern "C" fn qemu_plugin_install(
         if !(*info).is_system || CStr::from_ptr((*info).target) != c"x86_64" {
             return fail(c"lamina: lines are recorded of a whole x86-64 machine only\n");
         }
-        if argc != 1 || !CStr::from_ptr(*argv).to_bytes().starts_with(b"ring=") {
-            return fail(c"lamina: the one argument is ring=FILE\n");
+        let argument = if argc == 1 { CStr::from_ptr(*argv).to_bytes() } else { b"" };
+        if argument == b"idle=on" {
+            qemu_plugin_register_vcpu_tb_trans_cb(id, translated_idly, ptr::null_mut());
+            return 0;
+        }
+        if !argument.starts_with(b"ring=") {
+            return fail(c"lamina: the one argument is ring=FILE or idle=on\n");
         }
         let shared = match map((*argv).add(b"ring=".len())) {
             Ok(shared) => shared,

@@ -56,6 +56,25 @@ pub enum LinesError {
     },
 }
 
+/// Puts the recorder into the cache, and gives the options that have QEMU load it and record
+/// nothing: it returns at once from each call. Measurements tell QEMU's own part by it.
+///
+/// # Errors
+/// The file cannot be made.
+pub fn idle_args(cache: &Path) -> Result<[String; 2], LinesError> {
+    let recorder = put(cache)?;
+    Ok(["-plugin".to_owned(), format!("file={},idle=on", escape(&recorder))])
+}
+
+/// Puts the recorder into the cache, and gives its path.
+fn put(cache: &Path) -> Result<PathBuf, LinesError> {
+    let path = carried::place(cache, "line-recorder", RECORDER);
+    match carried::write(&path, RECORDER) {
+        Ok(()) => Ok(path),
+        Err(error) => Err(LinesError::File { path, error }),
+    }
+}
+
 /// One record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line {
@@ -92,12 +111,7 @@ impl Lines {
         if cache_bytes > 0 && !fits {
             return Err(LinesError::Cache { bytes: cache_bytes });
         }
-        let recorder = carried::place(cache, "line-recorder", RECORDER);
-        let failed = |path: &Path| {
-            let path = path.to_owned();
-            |error| LinesError::File { path, error }
-        };
-        carried::write(&recorder, RECORDER).map_err(failed(&recorder))?;
+        let recorder = put(cache)?;
         let (processors, sets) = (processors as usize, cache_bytes / (WAYS * LINE));
         let path = folder.join("lines");
         let map = || {
@@ -106,7 +120,7 @@ impl Lines {
             file.set_len(bytes as u64)?;
             MmapRaw::map_raw(&file)
         };
-        let map = map().map_err(failed(&path))?;
+        let map = map().map_err(|error| LinesError::File { path: path.clone(), error })?;
         let lines = Self { map, recorder, path, processors, sets };
         for (word, value) in [
             (header::MAGIC, MAGIC),

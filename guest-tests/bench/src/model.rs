@@ -14,6 +14,7 @@ use lamina_model::{
     replay::{Options, Subject, compare},
     trace::{BLOCK_BYTES, Block, Header, Reader, Request, Seen, View, Writer},
 };
+use lamina_qemu::{lines::idle_args, recipe};
 use lamina_run::{
     daemon::{Daemon, Serve},
     programs,
@@ -41,7 +42,8 @@ const DEVICE_BYTES: u64 = 1 << 30;
 const REQUESTS: u64 = 1 << 20;
 
 impl ModelBench {
-    /// A guest's work with and without `--record-lines`, by turns.
+    /// A guest's work without the recorder of lines, with one that records nothing, and with
+    /// `--record-lines`, by turns.
     ///
     /// # Errors
     /// When a guest does not boot.
@@ -49,22 +51,32 @@ impl ModelBench {
         let folder = tempfile::tempdir()?;
         let model = folder.path().join("tile.safetensors");
         tile::write(&self.models, self.bytes, &model)?;
-        let mut seconds = [const { [const { Vec::new() }; 2] }; 2];
+        let idle = ["--".to_owned()].into_iter().chain(idle_args(&recipe::cache())?).collect();
+        let mut seconds = [const { [const { Vec::new() }; 3] }; 2];
         for round in 0..self.rounds {
-            for (recorded, seconds) in [false, true].into_iter().zip(&mut seconds) {
-                let trace = recorded.then(|| folder.path().join(format!("lines-{round}")));
-                let [load, hash] = guest(&model, folder.path(), trace.as_deref())?;
-                seconds[0].push(load);
-                seconds[1].push(hash);
+            let trace = folder.path().join(format!("lines-{round}"));
+            let record = vec!["--record-lines".to_owned(), trace.display().to_string()];
+            for (way, args) in [&Vec::new(), &idle, &record].into_iter().enumerate() {
+                let took = guest(&model, folder.path(), args)?;
+                for (seconds, took) in seconds.iter_mut().zip(took) {
+                    seconds[way].push(took);
+                }
             }
         }
-        let [without, with] = seconds;
-        let mut out = table(&["work of an emulated guest", "s", "lines observed", "of it"]);
+        let mut out = table(&[
+            "work of an emulated guest",
+            "s",
+            "each load told, nothing done",
+            "of it",
+            "lines observed",
+            "of it",
+        ]);
         let names = ["loads of 8 bytes, 64 MiB of the base window", "SHA-256 of 32 MiB of its own memory"];
-        for ((name, without), with) in names.into_iter().zip(without).zip(with) {
-            let (without, with) = (median(without), median(with));
-            let ratio = format!("{:.2}", with / without);
-            out.add_row([name.to_owned(), format!("{without:.3}"), format!("{with:.3}"), ratio]);
+        for (name, seconds) in names.into_iter().zip(seconds) {
+            let [without, idle, with] = seconds.map(median);
+            let [of_idle, of_with] = [idle, with].map(|seconds| format!("{:.2}", seconds / without));
+            let [without, idle, with] = [without, idle, with].map(|seconds| format!("{seconds:.3}"));
+            out.add_row([name.to_owned(), without, idle, of_idle, with, of_with]);
         }
         Ok(out)
     }
@@ -157,8 +169,8 @@ impl ModelBench {
     }
 }
 
-/// Boots a guest that loads the tensor and hashes: the seconds of each.
-fn guest(model: &Path, folder: &Path, trace: Option<&Path>) -> Result<[f64; 2]> {
+/// Boots a guest that loads the tensor and hashes, with these arguments more: the seconds of each.
+fn guest(model: &Path, folder: &Path, args: &[String]) -> Result<[f64; 2]> {
     let script = folder.join("work.sh");
     let now = "cut -d' ' -f1 /proc/uptime";
     let text = format!(
@@ -172,10 +184,7 @@ fn guest(model: &Path, folder: &Path, trace: Option<&Path>) -> Result<[f64; 2]> 
     let mut command = Command::new(programs::lamina()?);
     command.args(["boot", "--accel", "tcg", "--put", &format!("{}=/bin/lamina-loads", loads.display())]);
     command.arg("--model").arg(model).arg("--run-dir").arg(folder.join("run"));
-    command.arg("--script").arg(&script);
-    if let Some(trace) = trace {
-        command.arg("--record-lines").arg(trace);
-    }
+    command.arg("--script").arg(&script).args(args);
     let output = command.output().context("cannot start lamina")?;
     if !output.status.success() {
         bail!("lamina boot: {}", String::from_utf8_lossy(&output.stderr).trim());
