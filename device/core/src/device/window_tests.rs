@@ -134,7 +134,7 @@ fn the_bound_on_open_windows_holds_and_nothing_is_lost() {
 
 #[test]
 fn a_full_store_refuses_and_loses_nothing() {
-    let device = device(|config| config.store_bytes = Some(2 * 65536));
+    let device = device(|config| config.store_bytes = Some(65536));
     let tensor = cache(&device, "k");
     let noise = lamina_codec::testing::bytes(5, usize::try_from(tensor.length).unwrap());
     let mut written = 0;
