@@ -20,8 +20,8 @@
 //! * Bytes that are no channel's (padding behind a row, memory behind the tensor's end) are
 //!   elements like the others: what a window holds comes back bit by bit.
 //! * Each window is coded in whatever way takes least, as far as counts of some of its exponents
-//!   tell ([`Coding`]). Nothing is known of other windows.
-//!   All its blocks are coded in the same way, and say so.
+//!   tell ([`Coding`]). Nothing is known of other windows. All its blocks are coded in the same
+//!   way, and say so.
 //! * A stored block that is lost takes with it the blocks of the window that have bytes in it:
 //!   itself alone in address order, else often all. The others can be decoded.
 //! * A reader needs all blocks of a window for any of its bytes, but of each only the planes it

@@ -18,8 +18,8 @@ use crate::{
 
 /// Of so many blocks, one tells the best way.
 const SAMPLE: usize = 12;
-/// Differences are taken if another way takes less by no more than one in so many bytes of the
-/// exponents: their counts differ less from block to block.
+/// Differences are taken unless another way takes less by more than one in so many bytes of the
+/// exponents: a few blocks do not tell less.
 const LITTLE: usize = 32;
 /// The same of codecs of bytes, which make more of differences than counts tell.
 const LITTLE_OF_BYTES: usize = 16;
