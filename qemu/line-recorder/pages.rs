@@ -30,8 +30,7 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    /// All zeros, so that a library of many takes no room in its file. [`Pages::forget`] comes
-    /// before all else.
+    /// All zeros. [`Pages::forget`] comes before all else.
     pub(crate) const fn new() -> Self {
         Self { generation: 0, ranges: 0, remembered: [NONE; REMEMBERED] }
     }

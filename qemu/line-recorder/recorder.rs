@@ -9,6 +9,7 @@
 //!   changes its tables: until it runs an instruction that writes a control register, drops a page
 //!   of the TLB, leaves system management mode or enters a nested guest. The processor's own manual
 //!   has programs run one of these before they may rely on another mapping.
+//! * Of several records only the first has a time: see `ring.rs`.
 //! * Everything of a processor is touched by that processor's thread alone, but for the words of
 //!   the ring that its reader has.
 //!
@@ -16,9 +17,12 @@
 //! Needed besides is `syscall`, which every C library for Linux has.
 #![no_std]
 
+mod cache;
 mod decode;
 mod layout;
 mod pages;
+mod processor;
+mod ring;
 
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
@@ -27,11 +31,8 @@ use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use decode::changes_mappings;
-use layout::{
-    ADDRESS, DIRTY, MAGIC, MAX_RANGES, PAGE, SIZE_SHIFT, VERSION, WAYS, WRITE, cache_word, counter, header,
-    part_bytes,
-};
-use pages::Pages;
+use layout::{ADDRESS, GROUP, MAGIC, MAX_RANGES, PAGE, VERSION, header, part_bytes};
+use processor::Processor;
 
 /// Opaque to plug-ins.
 #[repr(C)]
@@ -115,35 +116,9 @@ pub static qemu_plugin_version: c_int = 7;
 
 /// Processors that a machine may have.
 const MAX_PROCESSORS: usize = 256;
-/// The access of no processor: QEMU keeps a size, an index and a few bits in one.
-const NO_ACCESS: u32 = u32::MAX;
 
 /// The header of the file that the reader made, mapped for as long as QEMU runs.
 static SHARED: AtomicPtr<u64> = AtomicPtr::new(ptr::null_mut());
-
-/// What the recorder keeps of a processor.
-struct Processor {
-    pages: Pages,
-    /// The line that was touched last, as the cache has it.
-    last: u64,
-    /// An access as QEMU says it, and what that is.
-    access: u32,
-    shift: u32,
-    is_store: bool,
-    /// Where in a line such an access begins at the latest, if it is to be within the line.
-    last_start: u64,
-    /// Where the guest has the line that was touched last, and by what access; [`NO_ACCESS`] if
-    /// nobody knows.
-    recent: u64,
-    recent_access: u32,
-    /// Records that were written, and how far their reader was when that was looked at last.
-    head: u64,
-    seen_tail: u64,
-    records: u64,
-    sets: u64,
-    /// Its part of the file; null without one.
-    part: *mut u64,
-}
 
 /// What one processor's thread uses alone: QEMU runs a processor in one thread, and calls for it
 /// from there.
@@ -152,23 +127,7 @@ struct Own(UnsafeCell<Processor>);
 // SAFETY: see above; `qemu_plugin_install` fills them before any processor runs.
 unsafe impl Sync for Own {}
 
-static PROCESSORS: [Own; MAX_PROCESSORS] = [const {
-    Own(UnsafeCell::new(Processor {
-        pages: Pages::new(),
-        last: 0,
-        access: 0,
-        shift: 0,
-        is_store: false,
-        last_start: 0,
-        recent: 0,
-        recent_access: 0,
-        head: 0,
-        seen_tail: 0,
-        records: 0,
-        sets: 0,
-        part: ptr::null_mut(),
-    }))
-}; MAX_PROCESSORS];
+static PROCESSORS: [Own; MAX_PROCESSORS] = [const { Own(UnsafeCell::new(Processor::new())) }; MAX_PROCESSORS];
 
 /// What is kept of this processor.
 ///
@@ -181,77 +140,10 @@ unsafe fn processor(number: c_uint) -> &'static mut Processor {
     unsafe { &mut *PROCESSORS[number as usize % MAX_PROCESSORS].0.get() }
 }
 
-impl Processor {
-    /// A word of its part of the file.
-    ///
-    /// # Safety
-    /// It has a part, and `word` is below the words of that.
-    #[inline]
-    unsafe fn word(&self, word: usize) -> &'static AtomicU64 {
-        // SAFETY: it is within the mapping, which stays, and aligned. Both sides use atomics.
-        unsafe { AtomicU64::from_ptr(self.part.add(word)) }
-    }
-
-    /// Drops what it remembers.
-    fn forget(&mut self) {
-        self.recent_access = NO_ACCESS;
-        self.pages.forget();
-    }
-
-    /// Appends a record, or counts it as lost.
-    fn push(&mut self, record: u64) {
-        // SAFETY: counters are in the first page of a part, and a ring of `records` behind it.
-        unsafe {
-            if self.head.wrapping_sub(self.seen_tail) >= self.records {
-                self.seen_tail = self.word(counter::TAIL).load(Ordering::Acquire);
-                if self.head.wrapping_sub(self.seen_tail) >= self.records {
-                    self.word(counter::LOST).fetch_add(1, Ordering::Relaxed);
-                    return;
-                }
-            }
-            let at = PAGE / 8 + 2 * (self.head & (self.records - 1)) as usize;
-            self.word(at).store(record, Ordering::Relaxed);
-            self.word(at + 1).store(ticks(), Ordering::Relaxed);
-            self.head += 1;
-            self.word(counter::HEAD).store(self.head, Ordering::Release);
-        }
-    }
-
-    #[inline]
-    fn line(&mut self, address: u64, is_store: bool) {
-        let key = address + 64 | u64::from(is_store) * DIRTY;
-        // Loads follow each other within a line.
-        if self.last != key && self.last != key | DIRTY {
-            self.other_line(key);
-        }
-    }
-
-    fn other_line(&mut self, key: u64) {
-        const LINE: u64 = 6 << SIZE_SHIFT;
-        let line = key >> 6;
-        let set = (line ^ line >> 16) & (self.sets - 1);
-        // SAFETY: a cache of so many sets of `WAYS` words lies behind the ring.
-        unsafe {
-            let first = cache_word(self.records as usize) + set as usize * WAYS;
-            let mut carried = key;
-            for way in first..first + WAYS {
-                let held = self.word(way).load(Ordering::Relaxed);
-                self.word(way).store(carried, Ordering::Relaxed);
-                if held & !DIRTY == key & !DIRTY {
-                    // The line goes to the front; those before it moved by one.
-                    self.last = key | held & DIRTY;
-                    self.word(first).store(self.last, Ordering::Relaxed);
-                    return;
-                }
-                carried = held;
-            }
-            self.last = key;
-            self.push(LINE | (key & !DIRTY) - 64);
-            if carried & DIRTY != 0 {
-                self.push(WRITE | LINE | (carried & !DIRTY) - 64);
-            }
-        }
-    }
+/// What an access of this kind is: the logarithm of its bytes, and whether it is a store.
+fn kind(access: u32) -> (u32, bool) {
+    // SAFETY: these look at the bits of `access` alone.
+    unsafe { (qemu_plugin_mem_size_shift(access), qemu_plugin_mem_is_store(access)) }
 }
 
 /// Time, in what the processor counts.
@@ -330,13 +222,12 @@ unsafe extern "C" fn forget(number: c_uint, _: *mut c_void) {
 unsafe extern "C" fn accessed(number: c_uint, access: u32, address: u64, _: *mut c_void) {
     // SAFETY: QEMU calls in the processor's thread.
     let processor = unsafe { processor(number) };
-    // The line of the access before, by one of the same kind: it is in the cache, and in front.
-    if address.wrapping_sub(processor.recent) <= processor.last_start && processor.recent_access == access {
+    if processor.is_again(access, address) {
         return;
     }
     match processor.pages.find(address, changes()) {
         Some(0) => {}
-        Some(place) => touch(number, access, address, place),
+        Some(place) => touch(processor, access, address, place),
         // SAFETY: it is within the callback of this access.
         None => unsafe { look_up(number, access, address) },
     }
@@ -346,7 +237,8 @@ unsafe extern "C" fn accessed(number: c_uint, access: u32, address: u64, _: *mut
 #[inline]
 fn changes() -> u64 {
     // SAFETY: a word of the header, which is mapped before anything is registered with QEMU.
-    unsafe { AtomicU64::from_ptr(SHARED.load(Ordering::Relaxed).add(header::CHANGES)) }.load(Ordering::Acquire)
+    unsafe { AtomicU64::from_ptr(SHARED.load(Ordering::Relaxed).add(header::CHANGES)) }
+        .load(Ordering::Acquire)
 }
 
 /// An access of a page that is not remembered.
@@ -356,42 +248,20 @@ unsafe fn look_up(number: c_uint, access: u32, address: u64) {
     let changes = changes();
     // SAFETY: as the caller's. Before anything is watched nothing is worth remembering.
     let (processor, Some(place)) = (unsafe { (processor(number), watched(access, address)) }) else { return };
-    if processor.part.is_null() {
+    if !processor.has_part() {
         return;
     }
     processor.pages.remember(address, place, changes);
     if place != 0 {
-        touch(number, access, address, place);
+        touch(processor, access, address, place);
     }
 }
 
-/// Bytes of a window are touched: through the cache, if there is one.
+/// Bytes of a window are touched.
 #[inline(never)]
-fn touch(number: c_uint, access: u32, guest: u64, place: u64) {
-    // SAFETY: the caller is a callback in the processor's thread, and this is the last it does.
-    let processor = unsafe { processor(number) };
-    if processor.access != access || access == 0 {
-        // SAFETY: these look at the bits of `access` alone.
-        let (shift, is_store) =
-            unsafe { (qemu_plugin_mem_size_shift(access), qemu_plugin_mem_is_store(access)) };
-        (processor.access, processor.shift, processor.is_store) = (access, shift, is_store);
-        processor.last_start = 64 - (1 << shift.min(6));
-    }
-    let (shift, is_store) = (processor.shift, processor.is_store);
-    let address = place | guest % PAGE as u64;
-    if processor.sets == 0 {
-        let write = if is_store { WRITE } else { 0 };
-        processor.push(write | u64::from(shift.min(12)) << SIZE_SHIFT | address);
-        return;
-    }
-    (processor.recent, processor.recent_access) = (guest & !63, access);
-    processor.line(address & !63, is_store);
-    // What lies in two lines; within a page, as the next one may be elsewhere.
-    let last = address + (1 << shift.min(6)) - 1;
-    if (last ^ address) & !63 != 0 && (last ^ address) < PAGE as u64 {
-        processor.recent_access = NO_ACCESS;
-        processor.line(last & !63, is_store);
-    }
+fn touch(processor: &mut Processor, access: u32, guest: u64, place: u64) {
+    // SAFETY: pages are remembered, and looked up, of processors with a part.
+    unsafe { processor.touch(access, guest, place, kind, ticks) };
 }
 
 /// Where the page of this access is, if that is in a range that is watched, else 0; none if nothing
@@ -446,16 +316,16 @@ unsafe fn map(path: *const c_char) -> Result<*mut u64, &'static CStr> {
         if word(header::MAGIC) != MAGIC || word(header::VERSION) != VERSION {
             return Err(c"lamina: that is no file for lines, or one of another version\n");
         }
-        let (processors, records, sets) =
-            (word(header::PROCESSORS), word(header::RECORDS), word(header::SETS));
-        let fits = |count: u64, most: u64| count.is_power_of_two() && count <= most;
+        let (processors, words, sets) = (word(header::PROCESSORS), word(header::WORDS), word(header::SETS));
+        let fits =
+            |count: u64, least: u64, most: u64| count.is_power_of_two() && (least..=most).contains(&count);
         if processors > MAX_PROCESSORS as u64
-            || !fits(records, 1 << 24)
-            || !(sets == 0 || fits(sets, 1 << 20))
+            || !fits(words, GROUP as u64, 1 << 25)
+            || !(sets == 0 || fits(sets, 1, 1 << 20))
         {
             return Err(c"lamina: the lines' file has counts that cannot be\n");
         }
-        let part = part_bytes(records as usize, sets as usize);
+        let part = part_bytes(words as usize, sets as usize);
         let whole = map(PAGE + part * processors as usize);
         if whole == -1 {
             return Err(c"lamina: the lines' file cannot be mapped\n");
@@ -463,8 +333,8 @@ unsafe fn map(path: *const c_char) -> Result<*mut u64, &'static CStr> {
         for number in 0..processors as usize {
             let processor = processor(number as c_uint);
             processor.forget();
-            (processor.records, processor.sets) = (records, sets);
-            processor.part = (whole as *mut u64).add((PAGE + number * part) / 8);
+            let part = (whole as *mut u64).add((PAGE + number * part) / 8);
+            processor.take_part(part, words, sets);
         }
         Ok(whole as *mut u64)
     }

@@ -25,13 +25,13 @@ use crate::topology::escape;
 mod layout;
 
 use self::layout::{
-    ADDRESS, DIRTY, MAGIC, MAX_RANGES, PAGE, SIZE_SHIFT, VERSION, WAYS, WRITE, cache_word, counter, header,
-    part_bytes,
+    ADDRESS, DIRTY, GROUP, MAGIC, MAX_RANGES, PAGE, RECORD, SIZE_SHIFT, VERSION, WAYS, WRITE, cache_word,
+    counter, header, part_bytes,
 };
 
 const RECORDER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libline_recorder.so"));
-/// Records of a ring: 16 MiB.
-const RECORDS: usize = 1 << 20;
+/// Words of a ring: 16 MiB, seven of eight for records.
+const WORDS: usize = 1 << 21;
 /// Bytes of a line.
 const LINE: usize = 64;
 /// The smallest cache of a processor that can be modelled, in bytes, and the largest.
@@ -78,7 +78,7 @@ fn put(cache: &Path) -> Result<PathBuf, LinesError> {
 /// One record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// Nanoseconds since the recorder was loaded.
+    /// Nanoseconds since the recorder was loaded, of one in seven; those between are spread evenly.
     pub time_ns: u64,
     /// Where, in the guest's physical memory: of a line with a cache, of an access without one.
     pub address: u64,
@@ -116,7 +116,7 @@ impl Lines {
         let path = folder.join("lines");
         let map = || {
             let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
-            let bytes = PAGE + processors * part_bytes(RECORDS, sets);
+            let bytes = PAGE + processors * part_bytes(WORDS, sets);
             file.set_len(bytes as u64)?;
             MmapRaw::map_raw(&file)
         };
@@ -126,7 +126,7 @@ impl Lines {
             (header::MAGIC, MAGIC),
             (header::VERSION, VERSION),
             (header::PROCESSORS, processors as u64),
-            (header::RECORDS, RECORDS as u64),
+            (header::WORDS, WORDS as u64),
             (header::SETS, sets as u64),
         ] {
             lines.word(word).store(value, Ordering::Relaxed);
@@ -168,32 +168,55 @@ impl Lines {
 
     /// Takes what was recorded since it was taken last, in the order of time. Of two processors,
     /// what happened within microseconds of this may come with the next call.
-    pub fn take(&self, into: &mut Vec<Line>) {
-        let begin = into.len();
-        let rate = self.word(header::TICKS_A_SECOND).load(Ordering::Relaxed).max(1);
-        let first = self.word(header::FIRST_TICK).load(Ordering::Relaxed);
+    ///
+    /// Gives whether a ring was so full that the next call should not wait.
+    pub fn take(&self, into: &mut Vec<Line>) -> bool {
+        let (begin, mut most) = (into.len(), 0);
         for (number, processor) in (0..).zip(0..self.processors) {
             let head = self.of(processor, counter::HEAD).load(Ordering::Acquire);
             let tail = self.of(processor, counter::TAIL);
-            let mut at = tail.load(Ordering::Relaxed);
+            let from = tail.load(Ordering::Relaxed);
             // What the other side says is held against the ring.
-            at = at.max(head.saturating_sub(RECORDS as u64)).min(head);
-            for record in at..head {
-                let slot = PAGE / 8 + 2 * (usize::try_from(record).unwrap_or(0) % RECORDS);
-                let what = self.of(processor, slot).load(Ordering::Relaxed);
-                let tick = self.of(processor, slot + 1).load(Ordering::Relaxed);
-                let since = u128::from(tick.saturating_sub(first)) * 1_000_000_000 / u128::from(rate);
-                into.push(Line {
-                    time_ns: u64::try_from(since).unwrap_or(u64::MAX),
-                    address: what & ADDRESS,
-                    bytes: 1 << (what >> SIZE_SHIFT & 15),
-                    write: what & WRITE != 0,
-                    processor: number,
-                });
+            let from = from.max(head.saturating_sub(WORDS as u64)).min(head);
+            most = most.max(head - from);
+            let word = |at: u64| {
+                let slot = usize::try_from(at % WORDS as u64).unwrap_or(0);
+                self.of(processor, PAGE / 8 + slot).load(Ordering::Relaxed)
+            };
+            let mut group = from - from % GROUP as u64;
+            while group < head {
+                let next = group.saturating_add(GROUP as u64);
+                let first_ns = self.time_ns(word(group));
+                // How long a group took nobody knows until another begins.
+                let ended_ns = if next < head { self.time_ns(word(next)) } else { first_ns };
+                let each_ns = ended_ns.saturating_sub(first_ns) / (GROUP as u64 - 1);
+                for at in from.max(group + 1)..head.min(next) {
+                    let record = word(at);
+                    if record & RECORD == 0 {
+                        break;
+                    }
+                    into.push(Line {
+                        time_ns: first_ns + each_ns * (at - group - 1),
+                        address: record & ADDRESS,
+                        bytes: 1 << (record >> SIZE_SHIFT & 15),
+                        write: record & WRITE != 0,
+                        processor: number,
+                    });
+                }
+                group = next;
             }
             tail.store(head, Ordering::Release);
         }
         into[begin..].sort_by_key(|line| line.time_ns);
+        most > WORDS as u64 / 8
+    }
+
+    /// Nanoseconds since the recorder was loaded.
+    fn time_ns(&self, tick: u64) -> u64 {
+        let rate = self.word(header::TICKS_A_SECOND).load(Ordering::Relaxed).max(1);
+        let first = self.word(header::FIRST_TICK).load(Ordering::Relaxed);
+        let since = u128::from(tick.saturating_sub(first)) * 1_000_000_000 / u128::from(rate);
+        u64::try_from(since).unwrap_or(u64::MAX)
     }
 
     /// The lines that the modelled caches still hold written: what they would write back one day.
@@ -201,7 +224,7 @@ impl Lines {
     pub fn unwritten(&self) -> Vec<(u32, u64)> {
         let mut found = Vec::new();
         for (number, processor) in (0..).zip(0..self.processors) {
-            let words = cache_word(RECORDS)..cache_word(RECORDS) + self.sets * WAYS;
+            let words = cache_word(WORDS)..cache_word(WORDS) + self.sets * WAYS;
             let held = words.map(|word| self.of(processor, word).load(Ordering::Relaxed));
             let dirty = held.filter(|held| held & DIRTY != 0);
             found.extend(dirty.map(|held| (number, (held & !DIRTY).saturating_sub(LINE as u64))));
@@ -211,7 +234,7 @@ impl Lines {
 
     /// A word of a processor's part.
     fn of(&self, processor: usize, word: usize) -> &AtomicU64 {
-        self.word((PAGE + processor * part_bytes(RECORDS, self.sets)) / 8 + word)
+        self.word((PAGE + processor * part_bytes(WORDS, self.sets)) / 8 + word)
     }
 
     #[expect(clippy::cast_ptr_alignment, reason = "a mapping begins at a page")]

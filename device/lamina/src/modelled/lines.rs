@@ -39,8 +39,8 @@ use crate::out;
 const TAKEN: Duration = Duration::from_millis(10);
 /// How often QEMU is asked for the windows until both are there, and then.
 const ASKED: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(5)];
-/// Bytes of a line in the file.
-const KEPT: usize = 26;
+/// Words of a line in the file: when, and [`packed`].
+const KEPT: usize = 2;
 
 /// What is wanted.
 pub(crate) struct Wanted {
@@ -210,7 +210,7 @@ fn take(lines: &Lines, socket: &Path, stop: &AtomicBool) -> Result<Taken> {
     let (mut monitor, mut asked, mut batch) = (None, None::<Instant>, Vec::new());
     loop {
         let stops = stop.load(Ordering::Relaxed);
-        lines.take(&mut batch);
+        let is_full = lines.take(&mut batch);
         for line in batch.drain(..) {
             keep(&mut kept, &mut taken, &line)?;
         }
@@ -244,7 +244,9 @@ fn take(lines: &Lines, socket: &Path, stop: &AtomicBool) -> Result<Taken> {
                 _ => {}
             }
         }
-        thread::sleep(TAKEN);
+        if !is_full {
+            thread::sleep(TAKEN);
+        }
     }
 }
 
@@ -254,15 +256,17 @@ fn keep(kept: &mut impl Write, taken: &mut Taken, line: &Line) -> io::Result<()>
         return Ok(());
     };
     let offset = line.address - place.at.start + place.offset;
-    let mut bytes = [0; KEPT];
-    bytes[..8].copy_from_slice(&line.time_ns.to_le_bytes());
-    bytes[8..16].copy_from_slice(&offset.to_le_bytes());
-    bytes[16..24].copy_from_slice(&line.bytes.to_le_bytes());
-    bytes[24] = u8::from(line.write);
-    bytes[25] = u8::from(place.window == Window::Views);
+    let words = [line.time_ns, packed(offset, line, place.window)];
     taken.lines += 1;
     taken.last_ns = taken.last_ns.max(line.time_ns);
-    kept.write_all(&bytes)
+    kept.write_all(words.map(u64::to_le_bytes).as_flattened())
+}
+
+/// A line in a word: its place, the logarithm of its bytes, whether it is written, and in which
+/// window it is. Physical addresses have 52 bits, and a line has 2^15 bytes at the most.
+fn packed(offset: u64, line: &Line, window: Window) -> u64 {
+    let flags = u64::from(line.write) << 1 | u64::from(window == Window::Views);
+    offset << 6 | u64::from(line.bytes.ilog2()) << 2 | flags
 }
 
 /// What is in a trace.
@@ -293,16 +297,17 @@ fn write_trace(
     let mut from = BufReader::new(kept);
     let mut written = Written { requests: 0, elsewhere: 0, lost: lines.lost() };
     for _ in 0..count {
-        let mut bytes = [0; KEPT];
-        from.read_exact(&mut bytes)?;
-        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
-        let window = if bytes[25] == 1 { Window::Views } else { Window::Base };
-        let Some((address, length, view)) = map.behind(window, word(8), word(16)) else {
+        let mut bytes = [[0; 8]; KEPT];
+        from.read_exact(bytes.as_flattened_mut())?;
+        let [time_ns, line] = bytes.map(u64::from_le_bytes);
+        let (offset, length) = (line >> 6, 1 << (line >> 2 & 15));
+        let (write, is_view) = (line & 2 != 0, line & 1 != 0);
+        let window = if is_view { Window::Views } else { Window::Base };
+        let Some((address, length, view)) = map.behind(window, offset, length) else {
             written.elsewhere += 1;
             continue;
         };
         let length = length.min(device_bytes.saturating_sub(address)).max(1);
-        let (time_ns, write) = (word(0), bytes[24] == 1);
         writer.request(&Request { time_ns, address, length, view, guest: 0, write, served: None })?;
         written.requests += 1;
     }
