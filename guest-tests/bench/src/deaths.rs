@@ -23,8 +23,9 @@ use comfy_table::Table;
 use lamina_codec::BLOCK_BYTES;
 use lamina_run::daemon::{Daemon, Serve, worker};
 use lamina_store::host_memory::HostMemory;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FsWord, OFlags, statfs, statvfs};
-use rustix::process::{Signal, kill_process};
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::{median, table, tile};
 
@@ -251,10 +252,16 @@ impl Reader {
     }
 }
 
-/// Kills the worker of a holder.
+/// Kills the worker of a holder, and waits until it has ended: no other load may be taken for one
+/// that waited.
 fn kill_worker(holder: u32) -> Result<()> {
-    let worker = worker(holder).context("the device has no worker")?;
-    kill_process(worker, Signal::KILL).context("the worker cannot be killed")
+    let pid = worker(holder).context("the device has no worker")?;
+    let worker = pidfd_open(pid, PidfdFlags::empty()).context("the worker has ended by itself")?;
+    pidfd_send_signal(&worker, Signal::KILL).context("the worker cannot be killed")?;
+    let wait = Timespec::try_from(TIMEOUT)?;
+    let ended = poll(&mut [PollFd::new(&worker, PollFlags::IN)], Some(&wait))?;
+    ensure!(ended == 1, "worker {pid:?} was killed and goes on for {} s", TIMEOUT.as_secs());
+    Ok(())
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a size to be looked at")]

@@ -2,6 +2,7 @@
 //! replaying.
 
 use std::{
+    fs::File,
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -12,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use comfy_table::Table;
 use lamina_model::{
     replay::{Options, Subject, compare},
-    trace::{BLOCK_BYTES, Block, Header, Reader, Request, Seen, View, Writer},
+    trace::{BLOCK_BYTES, Block, Header, Item, Reader, Request, Seen, View, Writer},
 };
 use lamina_qemu::{lines::idle_args, recipe};
 use lamina_run::{
@@ -53,6 +54,7 @@ impl ModelBench {
         tile::write(&self.models, self.bytes, &model)?;
         let idle = ["--".to_owned()].into_iter().chain(idle_args(&recipe::cache())?).collect();
         let mut seconds = [const { [const { Vec::new() }; 3] }; 2];
+        let mut lost = 0;
         for round in 0..self.rounds {
             let trace = folder.path().join(format!("lines-{round}"));
             let record = vec!["--record-lines".to_owned(), trace.display().to_string()];
@@ -62,6 +64,7 @@ impl ModelBench {
                     seconds[way].push(took);
                 }
             }
+            lost += lost_lines(&trace)?;
         }
         let mut out = table(&[
             "work of an emulated guest",
@@ -70,13 +73,14 @@ impl ModelBench {
             "of it",
             "lines observed",
             "of it",
+            "lost in both",
         ]);
         let names = ["loads of 8 bytes, 64 MiB of the base window", "SHA-256 of 32 MiB of its own memory"];
         for (name, seconds) in names.into_iter().zip(seconds) {
             let [without, idle, with] = seconds.map(median);
             let [of_idle, of_with] = [idle, with].map(|seconds| format!("{:.2}", seconds / without));
             let [without, idle, with] = [without, idle, with].map(|seconds| format!("{seconds:.3}"));
-            out.add_row([name.to_owned(), without, idle, of_idle, with, of_with]);
+            out.add_row([name.to_owned(), without, idle, of_idle, with, of_with, lost.to_string()]);
         }
         Ok(out)
     }
@@ -208,6 +212,18 @@ fn guest(model: &Path, folder: &Path, args: &[String]) -> Result<[f64; 2]> {
     }
     ensure!(!loaded.is_empty() && !hashed.is_empty(), "the guest did not do its work");
     Ok([median(loaded), median(hashed)])
+}
+
+/// The lines that a trace says were lost.
+fn lost_lines(trace: &Path) -> Result<u64> {
+    let mut reader = Reader::new(BufReader::new(File::open(trace)?))?;
+    let mut lost = 0;
+    while let Some(item) = reader.next_item()? {
+        if let Item::Lost(more) = item {
+            lost += more;
+        }
+    }
+    Ok(lost)
 }
 
 /// Begins to record a device.

@@ -208,9 +208,9 @@ pub fn worker(holder: u32) -> Option<Pid> {
     // Threads come and go.
     let children = tasks.flatten().flat_map(|task| fs::read_to_string(task.path().join("children")));
     let children = children.collect::<Vec<_>>().join(" ");
+    // One that has ended and is not waited for yet has no words, nor has it one that begins.
     let lives = |pid: &&str| {
-        fs::read_to_string(format!("/proc/{pid}/stat"))
-            .is_ok_and(|stat| !stat.contains(") Z ") && !stat.contains(") X "))
+        fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| words.starts_with(b"lamina-worker\0"))
     };
     Pid::from_raw(children.split_whitespace().find(lives)?.parse().ok()?)
 }
