@@ -94,21 +94,7 @@ macro_rules! of_width {
 
             #[inline(always)]
             fn replace(run: &mut [[u8; BYTES]], mask: $word, base: $word) {
-                // In registers, then in small ones: what is left of a run takes longest.
-                let (chunks, rest) = run.as_chunks_mut::<32>();
-                for chunk in chunks {
-                    replace_each(chunk, mask, base);
-                }
-                let (chunks, rest) = rest.as_chunks_mut::<8>();
-                for chunk in chunks {
-                    replace_each(chunk, mask, base);
-                }
-                replace_each(rest, mask, base);
-            }
-
-            #[inline(always)]
-            fn replace_each(elements: &mut [[u8; BYTES]], mask: $word, base: $word) {
-                for element in elements {
+                for element in run {
                     let word = load(element);
                     let exponent = base.wrapping_sub(word & mask) & mask;
                     *element = (word & !mask | exponent).to_le_bytes();
@@ -122,24 +108,10 @@ macro_rules! of_width {
                 for (length, base) in runs.iter().zip(bases) {
                     let (run, rest) = left.split_at_mut((*length).into());
                     left = rest;
-                    // The usual lengths are known here, so that the loops over them end with whole
-                    // registers.
-                    let largest = match run.len() {
-                        64 => subtract_run(run.first_chunk_mut::<64>().expect("its length"), mask),
-                        128 => subtract_run(run.first_chunk_mut::<128>().expect("its length"), mask),
-                        256 => subtract_run(run.first_chunk_mut::<256>().expect("its length"), mask),
-                        _ => subtract_run(run, mask),
-                    };
+                    let largest = run.iter().fold(0, |most: $word, element| most.max(load(element) & mask));
+                    replace(run, mask, largest);
                     *base = (largest >> field.shift) as u8;
                 }
-            }
-
-            #[inline(always)]
-            fn subtract_run<R: AsMut<[[u8; BYTES]]> + ?Sized>(run: &mut R, mask: $word) -> $word {
-                let run = run.as_mut();
-                let largest = run.iter().fold(0, |most: $word, element| most.max(load(element) & mask));
-                replace(run, mask, largest);
-                largest
             }
 
             #[inline(always)]

@@ -42,9 +42,18 @@ pub(super) fn census(values: &[u8]) -> Option<Census> {
             counts.iter_mut().zip(four).for_each(|(counts, value)| counts[usize::from(*value)] += 1);
         }
     }
+    let mut all = [0_u16; 256];
+    for counts in &counts {
+        all.iter_mut().zip(counts).for_each(|(all, count)| *all += count);
+    }
     let mut census = Census::new();
-    for value in 0..=u8::MAX {
-        census.add(value, counts.iter().map(|counts| u32::from(counts[usize::from(value)])).sum())?;
+    for (upper, counts) in (0..16).zip(all.as_chunks::<16>().0) {
+        // Most blocks have few values, which lie together.
+        if *counts != [0; 16] {
+            for (lower, count) in (0..16).zip(counts) {
+                census.add(upper << 4 | lower, (*count).into())?;
+            }
+        }
     }
     Some(census)
 }
