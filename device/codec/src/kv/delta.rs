@@ -92,6 +92,8 @@ macro_rules! of_width {
                 <$word>::from_le_bytes(*element)
             }
 
+            // Lengths are not given: where the compiler knows one it unrolls the loop, and then
+            // gathers words one by one.
             #[inline(always)]
             fn replace(run: &mut [[u8; BYTES]], mask: $word, base: $word) {
                 for element in run {
