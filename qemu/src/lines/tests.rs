@@ -91,7 +91,9 @@ fn a_ring_begins_anew_behind_its_end_and_what_finds_no_room_is_counted() {
     for number in 0..room + 5 {
         push(&mut ring, number, number);
     }
-    let got = taken(&lines);
+    let mut got = Vec::new();
+    assert!(lines.take(&mut got), "who takes a full ring is told not to wait");
+    assert!(!lines.take(&mut got));
     assert_eq!((got.len() as u64, lines.lost()), (room, 5));
     assert!(got.iter().zip(0..).all(|(line, number)| line.address == number));
     // There is room again, in the middle of groups as well.
