@@ -78,7 +78,8 @@ fn put(cache: &Path) -> Result<PathBuf, LinesError> {
 /// One record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// Nanoseconds since the recorder was loaded, of one in seven; those between are spread evenly.
+    /// Nanoseconds since the recorder was loaded. The clock was read for one line in seven; those
+    /// between are spread evenly.
     pub time_ns: u64,
     /// Where, in the guest's physical memory: of a line with a cache, of an access without one.
     pub address: u64,

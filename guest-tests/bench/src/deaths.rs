@@ -252,8 +252,8 @@ impl Reader {
     }
 }
 
-/// Kills the worker of a holder, and waits until it has ended: no other load may be taken for one
-/// that waited.
+/// Kills the worker of a holder, and waits until it has ended: what it may still answer is no load
+/// from a death on.
 fn kill_worker(holder: u32) -> Result<()> {
     let pid = worker(holder).context("the device has no worker")?;
     let worker = pidfd_open(pid, PidfdFlags::empty()).context("the worker has ended by itself")?;

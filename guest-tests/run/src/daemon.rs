@@ -208,7 +208,7 @@ pub fn worker(holder: u32) -> Option<Pid> {
     // Threads come and go.
     let children = tasks.flatten().flat_map(|task| fs::read_to_string(task.path().join("children")));
     let children = children.collect::<Vec<_>>().join(" ");
-    // One that has ended and is not waited for yet has no words, nor has it one that begins.
+    // A worker that has ended has no words any more, and another child has others.
     let lives = |pid: &&str| {
         fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| words.starts_with(b"lamina-worker\0"))
     };

@@ -269,6 +269,12 @@ fn packed(offset: u64, line: &Line, window: Window) -> u64 {
     offset << 6 | u64::from(line.bytes.ilog2()) << 2 | flags
 }
 
+/// What [`packed`] made a word of: the place, the bytes, whether it is written, and the window.
+fn unpacked(word: u64) -> (u64, u64, bool, Window) {
+    let window = if word & 1 == 1 { Window::Views } else { Window::Base };
+    (word >> 6, 1 << (word >> 2 & 15), word & 2 != 0, window)
+}
+
 /// What is in a trace.
 struct Written {
     requests: u64,
@@ -300,9 +306,7 @@ fn write_trace(
         let mut bytes = [[0; 8]; KEPT];
         from.read_exact(bytes.as_flattened_mut())?;
         let [time_ns, line] = bytes.map(u64::from_le_bytes);
-        let (offset, length) = (line >> 6, 1 << (line >> 2 & 15));
-        let (write, is_view) = (line & 2 != 0, line & 1 != 0);
-        let window = if is_view { Window::Views } else { Window::Base };
+        let (offset, length, write, window) = unpacked(line);
         let Some((address, length, view)) = map.behind(window, offset, length) else {
             written.elsewhere += 1;
             continue;
@@ -316,4 +320,21 @@ fn write_trace(
     }
     writer.finish()?;
     Ok(written)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_comes_back_from_its_word() {
+        for offset in [0, 1, 0xfff, (1 << 52) - 1] {
+            for bytes in (0..16).map(|log| 1_u64 << log) {
+                for (write, window) in [(false, Window::Base), (true, Window::Base), (false, Window::Views)] {
+                    let line = Line { time_ns: 0, address: 0, bytes, write, processor: 0 };
+                    assert_eq!(unpacked(packed(offset, &line, window)), (offset, bytes, write, window));
+                }
+            }
+        }
+    }
 }
