@@ -9,16 +9,13 @@
 /// The first word.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"LAMLINES");
 /// The second word: changes with this file.
-pub(crate) const VERSION: u64 = 3;
+pub(crate) const VERSION: u64 = 4;
 /// Bytes of a page, the unit of the file's parts.
 pub(crate) const PAGE: usize = 4096;
 /// Address ranges that may be watched.
 pub(crate) const MAX_RANGES: usize = 16;
 /// Ways of a set of the modelled cache: their lines are one line of the host's cache.
 pub(crate) const WAYS: usize = 8;
-
-/// Words of a set of the cache besides its lines.
-pub(crate) const SET: usize = 2;
 /// Words of a group: one line of the host's cache.
 pub(crate) const GROUP: usize = 8;
 
@@ -68,11 +65,10 @@ pub(crate) const DIRTY: u64 = 1;
 
 /// Bytes of a processor's part.
 pub(crate) const fn part_bytes(words: usize, sets: usize) -> usize {
-    PAGE + words * 8 + (sets * (WAYS + SET) * 8).next_multiple_of(PAGE)
+    PAGE + words * 8 + (sets * WAYS * 8).next_multiple_of(PAGE)
 }
 
-/// Where the lines of the cache of a part begin, in words. What is known of each set besides is
-/// behind them.
+/// Where the cache of a part begins, in words.
 pub(crate) const fn cache_word(words: usize) -> usize {
     PAGE / 8 + words
 }

@@ -2,7 +2,7 @@
 
 use core::ptr;
 
-use super::cache::Ways;
+use super::cache;
 use super::layout::{DIRTY, PAGE, SIZE_SHIFT, WAYS, WRITE, cache_word};
 use super::pages::Pages;
 use super::ring::Ring;
@@ -46,7 +46,6 @@ pub(crate) struct Processor {
     /// Sets of the cache, and where they are; 0 without one.
     sets: u64,
     lines: *mut [u64; WAYS],
-    ways: *mut Ways,
     ring: Ring,
     pub(crate) pages: Pages,
 }
@@ -60,7 +59,6 @@ impl Processor {
             last: 0,
             sets: 0,
             lines: ptr::null_mut(),
-            ways: ptr::null_mut(),
             ring: Ring::none(),
             pages: Pages::new(),
         }
@@ -72,12 +70,11 @@ impl Processor {
     /// The part has a ring of so many words and so many sets, and is mapped for as long as this
     /// lives. Until the guest has ended only its reader looks at the ring, and nobody at the sets.
     pub(crate) unsafe fn take_part(&mut self, part: *mut u64, words: u64, sets: u64) {
-        // SAFETY: as the caller's. What is known of each set lies behind the lines of all.
+        // SAFETY: as the caller's.
         unsafe {
             self.ring = Ring::new(part, words);
             self.sets = sets;
             self.lines = part.add(cache_word(words as usize)).cast();
-            self.ways = self.lines.add(sets as usize).cast();
         }
     }
 
@@ -180,10 +177,10 @@ impl Processor {
         }
         // SAFETY: as the caller's, and of [`Processor::take_part`]'s.
         unsafe {
-            let (ways, lines) = (&mut *self.ways.add(set as usize), &mut *self.lines.add(set as usize));
-            let touched = ways.touch(lines, key);
-            self.last = touched.line;
-            if let Some(gone) = touched.gone {
+            let lines = &mut *self.lines.add(set as usize);
+            let gone = cache::touch(lines, key);
+            self.last = lines[0];
+            if let Some(gone) = gone {
                 self.ring.push(LINE | ((key & !DIRTY) - 64), ticks);
                 if gone & DIRTY != 0 {
                     self.ring.push(WRITE | LINE | ((gone & !DIRTY) - 64), ticks);

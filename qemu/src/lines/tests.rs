@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use super::*;
 
 #[path = "../../line-recorder/cache.rs"]
-#[expect(clippy::cast_possible_truncation, reason = "of ways")]
 mod cache;
 #[path = "../../line-recorder/decode.rs"]
 mod decode;
