@@ -138,19 +138,20 @@ impl Order {
 
     /// The runs of elements `range` in channel-major order that are of one column each, in order.
     pub fn runs(&self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-        let (cut, mut at) = (self.cut, range.start);
+        let (order, cut, mut at) = (*self, self.cut, range.start);
         let mut column = self.column_of(&cut, at);
         std::iter::from_fn(move || {
-            while at < range.end {
-                let end = cut.start(column + 1).min(range.end);
-                let start = at;
-                column += 1;
-                if end > start {
-                    at = end;
-                    return Some(start..end);
-                }
+            if at >= range.end {
+                return None;
             }
-            None
+            if cut.start(column + 1) <= at {
+                // Of a row that is longer than the window there may be many columns without elements.
+                column = order.column_of(&cut, at);
+            }
+            let start = at;
+            at = cut.start(column + 1).min(range.end);
+            column += 1;
+            Some(start..at)
         })
     }
 
@@ -255,7 +256,8 @@ fn turn<const W: usize>(tile: &mut [u64; 8]) {
 /// A tile's words, in token-major and in channel-major order: where each begins, in bytes.
 fn each_tile<const W: usize>(order: &Order, mut each: impl FnMut(&[usize], &[usize])) -> Tiled {
     let (deep, cut) = (8 / W, order.cut());
-    let tiled = Tiled { rows: cut.rows - cut.rows % deep, columns: order.columns - order.columns % deep };
+    let columns = if cut.rows == 0 { 0 } else { order.columns };
+    let tiled = Tiled { rows: cut.rows - cut.rows % deep, columns: columns - columns % deep };
     for left in (0..tiled.columns).step_by(deep) {
         for row in (0..tiled.rows).step_by(deep) {
             let token: [usize; 8] =
@@ -288,7 +290,8 @@ fn each_left_over(order: &Order, tiled: Tiled, mut each: impl FnMut(usize, usize
     for at in 0..cut.head {
         each(at, cut.start(order.first + at));
     }
-    let columns_left = if tiled.rows == cut.rows { tiled.columns } else { 0 }..columns;
+    let left = if tiled.rows == cut.rows { tiled.columns } else { 0 };
+    let columns_left = if cut.rows == 0 { 0..0 } else { left..columns };
     for column in columns_left {
         let start = cut.rows_start(column);
         for row in if column < tiled.columns { tiled.rows } else { 0 }..cut.rows {
@@ -301,10 +304,12 @@ fn each_left_over(order: &Order, tiled: Tiled, mut each: impl FnMut(usize, usize
     }
 }
 
-/// Columns of a window that are whole tiles of so many, from `from` on.
+/// Columns of a window that are whole tiles of so many, from `from` on: none without whole rows, as
+/// a row may be very long.
 #[cfg(target_arch = "x86_64")]
 fn tiles(order: &Order, from: usize, wide: usize) -> Range<usize> {
-    from..order.columns - (order.columns - from) % wide
+    let end = if order.rows() == 0 { from } else { order.columns };
+    from..end - (end - from) % wide
 }
 
 fn forward<const W: usize, const N: usize>(

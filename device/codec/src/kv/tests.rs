@@ -136,6 +136,30 @@ fn want(format: Format, mask: PlaneMask, window: &[u8]) -> Vec<u8> {
         .collect()
 }
 
+/// In a row that is longer than the window most columns have no elements: this would not end in
+/// time if each was looked at.
+#[test]
+fn rows_may_be_very_long() {
+    let columns = u32::MAX as usize;
+    for (first, head) in [(0, 0), (7, 4096), (columns - 100, 100)] {
+        let order = Order::new(2, columns, first, 4096);
+        assert_eq!((order.head(), order.rows()), (head, 0));
+        let from = bytes(35, 2 * 4096);
+        // What is of the next row has lower columns.
+        let head = if head == 4096 { 0 } else { 2 * head };
+        let expected = [&from[head..], &from[..head]].concat();
+        for kernel in Kernel::available() {
+            let (mut to, mut back) = (vec![0; from.len()], vec![0; from.len()]);
+            kernel.channel_major(&order, None, &from, &mut to);
+            assert!(to == expected, "{kernel:?} {first}");
+            kernel.token_major(&order, None, &to, &mut back);
+            assert!(back == from, "{kernel:?} {first}");
+        }
+        assert_eq!(order.runs(0..4096).map(|run| run.len()).sum::<usize>(), 4096);
+        assert!(order.runs(0..4096).all(|run| run.len() == 1));
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
