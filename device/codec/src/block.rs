@@ -570,8 +570,10 @@ fn checked_bytes(length: u16, check: u32, bundle: &[u8; MAX_BUNDLE]) -> Result<&
     if computed == check { Ok(bytes) } else { Err(BlockError::WordsCheck { computed, stored: check }) }
 }
 
-/// Whether every byte of a block is zero.
-pub fn is_zero(words: &BlockWords) -> bool {
+/// Whether every byte is zero, of a block or of a part of one.
+pub fn is_zero(bytes: &[u8]) -> bool {
     // By lines, which the compiler makes vectors of: byte by byte it would not.
-    words.chunks_exact(64).all(|line| line.iter().fold(0, |any, byte| any | byte) == 0)
+    let (lines, rest) = bytes.as_chunks::<64>();
+    let is_zero = |bytes: &[u8]| bytes.iter().fold(0, |any, byte| any | byte) == 0;
+    lines.iter().all(|line| is_zero(line)) && is_zero(rest)
 }

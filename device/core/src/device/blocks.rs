@@ -135,7 +135,7 @@ impl Flat {
     /// Whether `block`, which `was` live, is so when `pieces` are stored. It is read only if zeros
     /// are stored into parts of it.
     fn becomes_live(&self, block: u64, was: bool, pieces: &[(usize, &[u8])]) -> bool {
-        if pieces.iter().any(|(_, data)| data.iter().any(|byte| *byte != 0)) {
+        if !pieces.iter().all(|(_, data)| is_zero(data)) {
             return true;
         }
         if !was || pieces.iter().any(|(_, data)| data.len() == BLOCK_BYTES) {

@@ -325,9 +325,9 @@ counters! {
         }
         computed {
             /// Blocks that no codec made smaller.
-            bypass: u64 = Gauge "bypass_blocks" Count, |it, _| it.held.bypass_blocks.get();
+            bypass: u64 = Gauge "bypass_blocks" Count, |it, _| it.held.bypass_blocks();
             /// Exact bytes of the headers of blocks of KV windows.
-            heads_bytes: u64 = Gauge "heads_stored" Bytes, |it, _| it.held.heads.get();
+            heads_bytes: u64 = Gauge "heads_stored" Bytes, |it, _| it.held.heads();
             /// Exact bytes of word-major blocks: stored raw.
             words_raw_bytes: u64 = Gauge "words_stored" {codec = "raw"} Bytes, |it, _| it.held.words(None);
             /// Exact bytes of word-major blocks stored as LZ4.

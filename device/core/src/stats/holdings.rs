@@ -13,26 +13,18 @@ use lamina_store::entry::Entry;
 const PLANE_KINDS: usize = 1 + Codec::ALL.len();
 /// Planes of all formats.
 const SLOTS: usize = Format::ALL.len() * MAX_PLANES;
-/// Where words are in [`Holdings`], then planes, then constant planes; heads and bypass blocks come
-/// first.
+/// Where gauges are in [`Held`]: the headers of transformed blocks, blocks that hold data and that no
+/// codec made smaller, blocks of words by kind, planes by slot and kind, constant planes by slot.
+const HEADS: usize = 0;
+const BYPASS_BLOCKS: usize = 1;
 const WORDS: usize = 2;
 const PLANES: usize = WORDS + PLANE_KINDS;
 const CONSTANT: usize = PLANES + SLOTS * PLANE_KINDS;
+const ALL: usize = CONSTANT + SLOTS;
 
 /// Gauges of what blocks hold, in exact bytes.
 #[derive(Debug)]
-pub(crate) struct Held {
-    /// The headers of transformed blocks.
-    pub(super) heads: Gauge,
-    /// Blocks that hold data and that no codec made smaller.
-    pub(super) bypass_blocks: Gauge,
-    /// Blocks of words, by kind.
-    words: [Gauge; PLANE_KINDS],
-    /// Planes, by slot and kind.
-    planes: Vec<[Gauge; PLANE_KINDS]>,
-    /// Constant planes, by slot.
-    constant: Vec<Gauge>,
-}
+pub(crate) struct Held(Vec<Gauge>);
 
 figures! {
     /// One plane of one format, over all blocks.
@@ -60,20 +52,24 @@ figures! {
 
 impl Default for Held {
     fn default() -> Self {
-        Self {
-            heads: Gauge::default(),
-            bypass_blocks: Gauge::default(),
-            words: Default::default(),
-            planes: (0..SLOTS).map(|_| Default::default()).collect(),
-            constant: (0..SLOTS).map(|_| Gauge::default()).collect(),
-        }
+        Self((0..ALL).map(|_| Gauge::default()).collect())
     }
 }
 
 impl Held {
+    /// Exact bytes of the headers of transformed blocks.
+    pub(super) fn heads(&self) -> u64 {
+        self.0[HEADS].get()
+    }
+
+    /// Blocks that hold data and that no codec made smaller.
+    pub(super) fn bypass_blocks(&self) -> u64 {
+        self.0[BYPASS_BLOCKS].get()
+    }
+
     /// Exact bytes of blocks of words, raw or by this codec.
     pub(super) fn words(&self, codec: Option<Codec>) -> u64 {
-        self.words[codec.map_or(0, |codec| 1 + codec as usize)].get()
+        self.0[WORDS + codec.map_or(0, |codec| 1 + codec as usize)].get()
     }
 
     /// Planes that store anything, by format, the highest first.
@@ -83,8 +79,9 @@ impl Held {
             .flat_map(|format| (0..MAX_PLANES).rev().map(move |plane| (format, plane)));
         all.filter_map(|(format, plane)| {
             let slot = slot(format, plane);
-            let [raw, lz4, zstd, tree] = self.planes[slot].each_ref().map(Gauge::get);
-            let constant = self.constant[slot].get();
+            let [raw, lz4, zstd, tree] =
+                std::array::from_fn::<_, PLANE_KINDS, _>(|kind| self.0[planes(slot, kind)].get());
+            let constant = self.0[CONSTANT + slot].get();
             (constant + raw + lz4 + zstd + tree > 0).then(|| PlaneReport {
                 format,
                 plane: u32::try_from(plane).expect("at most 31"),
@@ -103,17 +100,9 @@ fn slot(format: Format, plane: usize) -> usize {
     format as usize * MAX_PLANES + plane
 }
 
-/// A gauge.
-#[derive(Clone, Copy)]
-enum Which {
-    Heads,
-    BypassBlocks,
-    /// By kind.
-    Words(usize),
-    /// By slot and kind.
-    Planes(usize, usize),
-    /// By slot.
-    Constant(usize),
+/// Where the gauge of planes of a slot is, stored as this kind.
+const fn planes(slot: usize, kind: usize) -> usize {
+    PLANES + slot * PLANE_KINDS + kind
 }
 
 /// What many blocks hold, counted by one thread for all gauges.
@@ -122,7 +111,7 @@ pub(crate) struct Holdings(Vec<i64>);
 
 impl Default for Holdings {
     fn default() -> Self {
-        Self(vec![0; CONSTANT + SLOTS])
+        Self(vec![0; ALL])
     }
 }
 
@@ -139,16 +128,7 @@ impl Holdings {
     }
 
     fn count(&mut self, entry: &Entry, sign: i64) {
-        each(entry, |which, count| {
-            let at = match which {
-                Which::Heads => 0,
-                Which::BypassBlocks => 1,
-                Which::Words(kind) => WORDS + kind,
-                Which::Planes(slot, kind) => PLANES + slot * PLANE_KINDS + kind,
-                Which::Constant(slot) => CONSTANT + slot,
-            };
-            self.0[at] += sign * count;
-        });
+        each(entry, |at, count| self.0[at] += sign * count);
     }
 }
 
@@ -162,50 +142,41 @@ impl Stats {
     /// A block that was counted as `old` is found to be `new`.
     pub(crate) fn recount(&self, old: &Entry, new: &Entry) {
         for (entry, sign) in [(old, -1), (new, 1)] {
-            each(entry, |which, count| {
-                let gauge = match which {
-                    Which::Heads => &self.held.heads,
-                    Which::BypassBlocks => &self.held.bypass_blocks,
-                    Which::Words(kind) => &self.held.words[kind],
-                    Which::Planes(slot, kind) => &self.held.planes[slot][kind],
-                    Which::Constant(slot) => &self.held.constant[slot],
-                };
-                gauge.add(sign * count);
-            });
+            each(entry, |at, count| self.held.0[at].add(sign * count));
         }
     }
 
     /// Blocks that hold this were found, or came in the place of others.
     pub(crate) fn found(&self, Holdings(counts): &Holdings) {
-        let changed = self.holdings().zip(counts).filter(|(_, count)| **count != 0);
-        changed.for_each(|(gauge, count)| gauge.add(*count));
-    }
-
-    /// The gauges of what blocks hold, in the order of [`Holdings`].
-    fn holdings(&self) -> impl Iterator<Item = &Gauge> {
-        let held = &self.held;
-        let planes = held.planes.iter().flatten();
-        let first: [&Gauge; WORDS] = [&held.heads, &held.bypass_blocks];
-        first.into_iter().chain(&held.words).chain(planes).chain(&held.constant)
+        // Few of them change at a time: many that do not are passed by at once.
+        for (counts, gauges) in counts.chunks(64).zip(self.held.0.chunks(64)) {
+            if counts.iter().fold(0, |any, count| any | count) != 0 {
+                counts
+                    .iter()
+                    .zip(gauges)
+                    .filter(|(count, _)| **count != 0)
+                    .for_each(|(count, gauge)| gauge.add(*count));
+            }
+        }
     }
 
     /// All gauges that follow from the entries and from who owns their blocks.
     pub(crate) fn of_entries(&self) -> impl Iterator<Item = &Gauge> {
-        self.holdings().chain([&self.live_blocks, &self.opaque_blocks, &self.opaque_stored])
+        self.held.0.iter().chain([&self.live_blocks, &self.opaque_blocks, &self.opaque_stored])
     }
 }
 
-/// Calls with each gauge that counts a block, and what it counts of it.
-fn each(entry: &Entry, mut count: impl FnMut(Which, i64)) {
+/// Calls with where each gauge is that counts a block, and what it counts of it.
+fn each(entry: &Entry, mut count: impl FnMut(usize, i64)) {
     let Some(place) = &entry.place else { return };
-    count(Which::Heads, i64::try_from(place.stored.head_bytes()).expect("less than a block"));
+    count(HEADS, i64::try_from(place.stored.head_bytes()).expect("less than a block"));
     let bypass = place.is_bypass();
     if bypass {
-        count(Which::BypassBlocks, 1);
+        count(BYPASS_BLOCKS, 1);
     }
     match &place.stored {
         Stored::Words { codec, length, .. } => {
-            count(Which::Words(if bypass { 0 } else { 1 + *codec as usize }), i64::from(*length));
+            count(WORDS + if bypass { 0 } else { 1 + *codec as usize }, i64::from(*length));
         }
         // Neither words nor planes: what they take is in what their tensors are charged.
         Stored::Packed { .. } => {}
@@ -215,21 +186,21 @@ fn each(entry: &Entry, mut count: impl FnMut(Which, i64)) {
                 let slot = slot(planes.format, all - 1 - index);
                 let kind = match planes.plane(index) {
                     StoredPlane::Zeros | StoredPlane::Ones => {
-                        count(Which::Constant(slot), 1);
+                        count(CONSTANT + slot, 1);
                         continue;
                     }
                     StoredPlane::Joint => {
                         // The stream is counted once, with the first of its planes.
                         if index == 1 {
                             let kind = 1 + Codec::Tree as usize;
-                            count(Which::Planes(slot, kind), i64::from(planes.joint.length));
+                            count(self::planes(slot, kind), i64::from(planes.joint.length));
                         }
                         continue;
                     }
                     StoredPlane::Raw => 0,
                     StoredPlane::Coded(_) => 1 + planes.codec as usize,
                 };
-                count(Which::Planes(slot, kind), i64::from(planes.lengths[index]));
+                count(self::planes(slot, kind), i64::from(planes.lengths[index]));
             }
         }
     }
