@@ -7,7 +7,7 @@
 
 use std::{
     ffi::OsString,
-    fs::{File, OpenOptions},
+    fs::File,
     io::{self, Read, Write},
     ops::Range,
     os::{fd::AsFd, unix::fs::FileExt},
@@ -202,10 +202,8 @@ pub fn restore(from: &Path, to: &Path) -> Result<(), SnapshotError> {
         return Err(failed(to)(io::ErrorKind::AlreadyExists.into()));
     }
     let made = unfinished(to);
-    let output = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&made);
-    let output = output.map_err(failed(&made))?;
     // Before it is touched: another restore may be at work on it.
-    super::image::lock(&output, &made)?;
+    let output = super::image::made_locked(&made)?;
     output.set_len(0).map_err(failed(&made))?;
     super::image::keep_in_place(&output);
     let restored = fill(&mut io::BufReader::with_capacity(MAX_BYTES, input), &output)
