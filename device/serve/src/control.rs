@@ -283,8 +283,11 @@ impl Control {
                 seen.map_err(|why| FilesError::Manifest { name: name.to_owned(), why: why.to_string() })
             })
         };
-        let report = models.load(path, name, loading, loaded)?;
-        self.directories_changed(&[0], &[])?;
+        let report = models.load(path, name, loading, loaded);
+        // A load that failed had tensors for a while, too.
+        let changed = self.directories_changed(&[0], &[]);
+        let report = report?;
+        changed?;
         Ok(report)
     }
 
@@ -300,8 +303,11 @@ impl Control {
                 |why: ControlError| FilesError::Manifest { name: name.to_owned(), why: why.to_string() };
             self.discard(dpa, length).map_err(wrong)
         };
-        self.models()?.remove(name, dropped)?;
-        self.directories_changed(&[0], &[])
+        let removed = self.models()?.remove(name, dropped);
+        // A removal that failed may have come to some of its tensors.
+        let changed = self.directories_changed(&[0], &[]);
+        removed?;
+        changed
     }
 
     /// The exports that this control is of, once they are mounted.
@@ -763,4 +769,63 @@ fn whole_blocks(offset: u64, length: u64) -> Range<u64> {
 /// A view's place in the views window.
 pub(super) fn place(view: &ViewInfo) -> Range<u64> {
     view.offset..view.offset + view.length
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::os::unix::fs::FileExt;
+
+    use lamina_device::device::DeviceConfig;
+    use rustix::fs::{Advice, fadvise};
+
+    use super::*;
+    use crate::fuse::{Mount, MountOptions, fuse_present};
+    use crate::mount_point::MountPoint;
+
+    /// What the page cache has of the first page of a directory, or is given when it has nothing.
+    fn directory(views: &File) -> Vec<u8> {
+        let mut page = vec![0; 4096];
+        views.read_exact_at(&mut page, 0).unwrap();
+        page
+    }
+
+    #[test]
+    fn a_directory_names_nothing_of_a_model_whose_load_failed() {
+        if let Err(why) = fuse_present() {
+            return lamina_skipped::test(why);
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.safetensors");
+        let noise = lamina_codec::testing::bytes(5, 48 << 20);
+        let length = noise.len();
+        let header = format!(
+            r#"{{"weight":{{"dtype":"BF16","shape":[{}],"data_offsets":[0,{length}]}}}}"#,
+            length / 2
+        );
+        let start = (header.len() as u64).to_le_bytes();
+        fs::write(&path, [&start[..], header.as_bytes(), &noise].concat()).unwrap();
+        let config = DeviceConfig { store_bytes: Some(34 << 20), ..DeviceConfig::new(64 << 20, 8 << 20) };
+        let device = Arc::new(Device::new(config).unwrap());
+        let point = MountPoint::prepare(&folder.path().join("mount")).unwrap();
+        let mount = Mount::new(&device, point, &MountOptions::default()).unwrap();
+        let control = Control::new(device);
+        mount.tell(&control);
+        let views = File::open(mount.views_path()).unwrap();
+        let is_named = |page: &[u8]| page.windows(8).any(|bytes| bytes == b"m/weight");
+        let loaded = std::thread::scope(|scope| {
+            let loading = scope.spawn(|| control.load_model(&path, "m", &Loading::default()));
+            let mut seen = false;
+            while !seen && !loading.is_finished() {
+                // So that the device is asked.
+                fadvise(&views, 0, None, Advice::DontNeed).unwrap();
+                seen = is_named(&directory(&views));
+            }
+            assert!(seen, "its tensor is there for a while");
+            loading.join().unwrap()
+        });
+        let why = loaded.unwrap_err().to_string();
+        assert!(why.contains("full") && control.tensors().is_empty(), "{why}");
+        assert!(!is_named(&directory(&views)));
+    }
 }

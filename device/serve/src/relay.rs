@@ -8,7 +8,7 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
@@ -22,13 +22,19 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// What the guest port at `port` answers to a line. While nobody listens there, or when the device
-/// dies meanwhile, this asks again: every request may be made twice.
+/// dies meanwhile, this asks again: every request may be made twice, and says so the second time.
 pub(super) async fn answer(port: &Path, mut line: Vec<u8>) -> Vec<u8> {
+    let mut again = repeated(&line);
     line.push(b'\n');
     let begun = Instant::now();
     let asking = async {
         loop {
-            match exchange(port, &line).await {
+            let mut sent = false;
+            let exchanged = exchange(port, &line, &mut sent).await;
+            if let Some(again) = again.take_if(|_| sent) {
+                line = again;
+            }
+            match exchanged {
                 Ok(answer) if answer.last() == Some(&b'\n') => return answer,
                 Ok(answer) if answer.len() as u64 > MAX_ANSWER => {
                     return refusal(&format!("the answer has more than {MAX_ANSWER} bytes"));
@@ -51,10 +57,24 @@ pub(super) async fn answer(port: &Path, mut line: Vec<u8>) -> Vec<u8> {
     answer
 }
 
-/// Sends a line and returns the one that comes back, or what came of it.
-async fn exchange(port: &Path, line: &[u8]) -> io::Result<Vec<u8>> {
+/// The line that asks for the same once more, of a request that may have been done without an
+/// answer and is not the same to do twice. It is none if it is not one of these.
+fn repeated(line: &[u8]) -> Option<Vec<u8>> {
+    let mut request: Map<String, Value> = serde_json::from_slice(line).ok()?;
+    let known = ["create_tensors", "remove_tensor", "remove_view"];
+    request.get("op").and_then(Value::as_str).filter(|op| known.contains(op))?;
+    request.insert("again".to_owned(), Value::Bool(true));
+    let mut line = serde_json::to_vec(&request).ok()?;
+    line.push(b'\n');
+    Some(line)
+}
+
+/// Sends a line and returns the one that comes back, or what came of it. `sent` is whether the
+/// other side may have it.
+async fn exchange(port: &Path, line: &[u8], sent: &mut bool) -> io::Result<Vec<u8>> {
     let mut stream = UnixStream::connect(port).await?;
     peer::check(&stream, port)?;
+    *sent = true;
     stream.write_all(line).await?;
     let mut answer = Vec::new();
     BufReader::new(stream.take(MAX_ANSWER + 1)).read_until(b'\n', &mut answer).await?;
@@ -64,4 +84,43 @@ async fn exchange(port: &Path, line: &[u8]) -> io::Result<Vec<u8>> {
 /// An answer that says no.
 pub(super) fn refusal(why: &str) -> Vec<u8> {
     json!({ "ok": false, "error": why }).to_string().into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::UnixListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_request_that_is_made_twice_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let port = folder.path().join("port");
+        let listener = UnixListener::bind(&port).unwrap();
+        let device = async {
+            let mut lines: Vec<Value> = Vec::new();
+            for answer in [&b""[..], b"{\"ok\":tr", b"{\"ok\":true}\n"] {
+                let (stream, _) = listener.accept().await.unwrap();
+                let mut stream = BufReader::new(stream);
+                let mut line = Vec::new();
+                stream.read_until(b'\n', &mut line).await.unwrap();
+                lines.push(serde_json::from_slice(&line).unwrap());
+                // Then it dies, or has answered.
+                stream.write_all(answer).await.unwrap();
+            }
+            lines
+        };
+        let remove = json!({ "op": "remove_tensor", "name": "t" });
+        let (answered, lines) = tokio::join!(answer(&port, remove.to_string().into_bytes()), device);
+        assert_eq!(answered, b"{\"ok\":true}");
+        let again = json!({ "op": "remove_tensor", "name": "t", "again": true });
+        assert_eq!(lines, [remove, again.clone(), again]);
+    }
+
+    #[test]
+    fn what_may_be_done_twice_stays_as_it_is() {
+        for line in [&br#"{"op":"flush","offset":0}"#[..], br#"{"op":"view"}"#, b"no request", b"[1]", b""] {
+            assert_eq!(repeated(line), None);
+        }
+    }
 }

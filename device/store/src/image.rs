@@ -19,7 +19,7 @@
 //!   superblock says so afterwards, so that programs of that version refuse it.
 
 use std::{
-    fs::{File, OpenOptions, TryLockError},
+    fs::{self, File, OpenOptions, TryLockError},
     io,
     ops::Range,
     os::unix::fs::{FileExt, MetadataExt},
@@ -63,6 +63,9 @@ const SECOND_SUPERBLOCK: u64 = 4096;
 const ALIGN: u64 = 2 << 20;
 /// How long a process that has the image may take to let it go.
 const LETTING_GO: Duration = Duration::from_millis(500);
+/// How often a file is opened that others put another in the place of each time: more often than
+/// anybody does, so that it is a file system whose numbers of files say nothing.
+const MAX_OPENED: u32 = 16;
 /// Bytes of a place for a staged KV window: a page for its header, one for the block that is being
 /// written, and the window.
 pub const STAGE_BYTES: usize = (2 + kv::MAX_BLOCKS) * BLOCK_BYTES;
@@ -212,10 +215,10 @@ impl Image {
     /// # Errors
     /// [`ImageError`].
     pub fn open(path: &Path) -> Result<Option<Self>, ImageError> {
-        match OpenOptions::new().read(true).write(true).open(path) {
+        match open_locked(path, OpenOptions::new().read(true).write(true)) {
             Ok(file) => Self::from_file(file, path),
-            Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(source) => Err(ImageError::File { path: path.into(), source }),
+            Err(ImageError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(why) => Err(why),
         }
     }
 
@@ -261,13 +264,11 @@ impl Image {
     /// [`ImageError`], and then there is no image, and no file where there was none.
     pub fn create(path: &Path, superblock: Superblock) -> Result<Self, ImageError> {
         let is_new = !path.exists();
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
-        let file = file.map_err(|source| ImageError::File { path: path.into(), source })?;
-        lock(&file, path)?;
+        let file = made_locked(path)?;
         Self::fill(file, path, superblock).inspect_err(|_| {
             if is_new {
                 // What is left is empty, and no image either.
-                let _ = std::fs::remove_file(path);
+                let _ = fs::remove_file(path);
             }
         })
     }
@@ -593,7 +594,7 @@ fn is_in_memory(file: &File) -> bool {
 
 /// Takes the file for this process; it is let go when the descriptor is closed for the last time,
 /// which for a process that was killed a moment ago may still be to come.
-pub(super) fn lock(file: &File, path: &Path) -> Result<(), ImageError> {
+fn lock(file: &File, path: &Path) -> Result<(), ImageError> {
     let begun = Instant::now();
     loop {
         match file.try_lock() {
@@ -601,6 +602,33 @@ pub(super) fn lock(file: &File, path: &Path) -> Result<(), ImageError> {
             Err(TryLockError::WouldBlock) if begun.elapsed() < LETTING_GO => thread::sleep(LETTING_GO / 50),
             Err(TryLockError::WouldBlock) => return Err(ImageError::Busy { path: path.into() }),
             Err(TryLockError::Error(source)) => return Err(ImageError::File { path: path.into(), source }),
+        }
+    }
+}
+
+/// Opens the file at `path`, which is made if there is none, for this process alone.
+pub(super) fn made_locked(path: &Path) -> Result<File, ImageError> {
+    open_locked(path, OpenOptions::new().read(true).write(true).create(true).truncate(false))
+}
+
+/// Opens the file at `path` for this process alone. Who had it may have removed it, or given its
+/// name to another file, or it another name, just before it let it go: then what was opened is not
+/// what the name stands for, and is opened anew.
+fn open_locked(path: &Path, how: &OpenOptions) -> Result<File, ImageError> {
+    let failed = |source| ImageError::File { path: path.into(), source };
+    let mut left = MAX_OPENED;
+    loop {
+        let file = how.open(path).map_err(failed)?;
+        lock(&file, path)?;
+        let opened = file.metadata().map_err(failed)?;
+        let is_named = match fs::metadata(path) {
+            Ok(named) => (named.dev(), named.ino()) == (opened.dev(), opened.ino()),
+            Err(why) if why.kind() == io::ErrorKind::NotFound => false,
+            Err(why) => return Err(failed(why)),
+        };
+        left -= 1;
+        if is_named || left == 0 {
+            return Ok(file);
         }
     }
 }
@@ -694,6 +722,34 @@ mod tests {
         assert_eq!(*Image::open(&path).unwrap().unwrap().superblock(), superblock());
         let again = Image::create(&path, superblock()).unwrap_err().to_string();
         assert!(again.contains("bytes already"), "{again}");
+    }
+
+    #[test]
+    fn who_waited_for_an_image_has_the_one_of_that_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, new) = (folder.path().join("image"), folder.path().join("new"));
+        let image = Image::create(&path, superblock()).unwrap();
+        let waits = || Image::open(&path).unwrap().map(|image| image.superblock().base_bytes);
+        let found = thread::scope(|scope| {
+            let found = scope.spawn(waits);
+            // Time to open the old one.
+            thread::sleep(LETTING_GO / 5);
+            // As an upgrade does.
+            drop(Image::create(&new, Superblock { base_bytes: 2 << 20, ..superblock() }).unwrap());
+            fs::rename(&new, &path).unwrap();
+            drop(image);
+            found.join().unwrap()
+        });
+        assert_eq!(found, Some(2 << 20));
+        let image = Image::open(&path).unwrap();
+        let found = thread::scope(|scope| {
+            let found = scope.spawn(waits);
+            thread::sleep(LETTING_GO / 5);
+            fs::remove_file(&path).unwrap();
+            drop(image);
+            found.join().unwrap()
+        });
+        assert_eq!(found, None);
     }
 
     #[test]

@@ -10,6 +10,7 @@
 use std::{
     fs::File,
     hint::black_box,
+    io,
     ops::Range,
     os::{fd::AsFd, unix::fs::FileExt},
     sync::{
@@ -132,7 +133,7 @@ impl Memory {
         }
         // Once for all: to ask of each unit whether it has a hole is to look for the next hole,
         // which may be gigabytes away.
-        let data = memory.populated();
+        let data = memory.data().map_err(|source| StoreError::Reserve { what, bytes, source })?;
         if let Some(part) = &memory.part {
             let whole = |range: Range<usize>| range.start.div_ceil(UNIT_BYTES)..range.end / UNIT_BYTES;
             for unit in data.iter().cloned().flat_map(whole) {
@@ -341,22 +342,44 @@ impl Memory {
 
     /// The ranges that may hold anything but zeros.
     pub fn populated(&self) -> Vec<Range<usize>> {
-        let Some(part) = &self.part else { return Vec::new() };
-        let mut found = Vec::new();
-        let (begin, end) = (signed(part.offset), signed(part.offset + self.region.size() as u64));
-        let place = |at: i64| usize::try_from(at - begin).expect("inside the part");
-        let mut at = begin;
-        while at < end {
-            let Ok(data) = lseek(part.file.as_fd(), at, Whence::SeekData) else { break };
-            if data >= end {
-                break;
-            }
-            let hole = lseek(part.file.as_fd(), data, Whence::SeekHole).unwrap_or(end).min(end);
-            found.push(place(data)..place(hole));
-            at = hole;
-        }
-        found
+        self.data().unwrap_or_else(|why| {
+            tracing::warn!("where a part of the image holds something is not known: {why}");
+            std::iter::once(0..self.region.size()).collect()
+        })
     }
+
+    /// The ranges that the file has something of; none of memory that has no file.
+    fn data(&self) -> io::Result<Vec<Range<usize>>> {
+        let Some(part) = &self.part else { return Ok(Vec::new()) };
+        let (begin, end) = (part.offset, part.offset + self.region.size() as u64);
+        let place = |at: u64| usize::try_from(at - begin).expect("inside the part");
+        let found = data_of(&*part.file, begin..end)?.into_iter();
+        Ok(found.map(|range| place(range.start)..place(range.end)).collect())
+    }
+}
+
+/// Where in `range` a file has something.
+///
+/// # Errors
+/// What the system says: then nobody knows, and nothing is no answer.
+pub(super) fn data_of(file: &impl AsFd, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+    let (mut at, mut found) = (range.start, Vec::new());
+    while at < range.end {
+        let start = match lseek(file.as_fd(), signed(at), Whence::SeekData) {
+            Ok(start) => start,
+            // There is none behind.
+            Err(Errno::ENXIO) => break,
+            Err(why) => return Err(why.into()),
+        };
+        let hole = lseek(file.as_fd(), start, Whence::SeekHole)?.unsigned_abs();
+        let start = start.unsigned_abs();
+        if start >= range.end {
+            break;
+        }
+        found.push(start..hole.min(range.end));
+        at = hole;
+    }
+    Ok(found)
 }
 
 impl Part {
@@ -438,4 +461,26 @@ fn map(
 
 fn signed(at: u64) -> i64 {
     i64::try_from(at).expect("an image's size is checked")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_a_file_holds_something_is_found_or_not_known() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4 << 20).unwrap();
+        assert_eq!(data_of(&file, 0..4 << 20).unwrap(), []);
+        file.write_all_at(&[1; 4096], 1 << 20).unwrap();
+        file.write_all_at(&[1; 4096], 3 << 20).unwrap();
+        let (one, other) = (1 << 20..(1 << 20) + 4096, 3 << 20..(3 << 20) + 4096);
+        assert_eq!(data_of(&file, 0..4 << 20).unwrap(), [one.clone(), other]);
+        let rest = std::iter::once(one.start + 512..one.end).collect::<Vec<_>>();
+        assert_eq!(data_of(&file, (1 << 20) + 512..3 << 20).unwrap(), rest);
+        // What cannot be asked, here because it is no file, is not empty for that.
+        let (pipe, _end) = io::pipe().unwrap();
+        let why = data_of(&pipe, 0..4 << 20).unwrap_err();
+        assert_eq!(why.raw_os_error(), Some(libc::ESPIPE));
+    }
 }

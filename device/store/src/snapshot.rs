@@ -7,21 +7,22 @@
 
 use std::{
     ffi::OsString,
-    fs::{File, OpenOptions},
+    fs::File,
     io::{self, Read, Write},
     ops::Range,
-    os::{fd::AsFd, unix::fs::FileExt},
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
 
 use nix::{
+    errno::Errno,
     fcntl::{AT_FDCWD, RenameFlags, renameat2},
-    unistd::{Whence, lseek},
 };
 
 use super::{
     image::{Image, ImageError, known_version},
     index::PAGE_BYTES,
+    memory::data_of,
     saving::Saving,
     tables::saved_once,
 };
@@ -156,19 +157,7 @@ impl<W: Write> Stream<'_, W> {
 
 /// Where in `part` of an image the file has something.
 pub(super) fn data_in(image: &Image, part: Range<u64>) -> io::Result<Vec<Range<u64>>> {
-    let file = image.file();
-    let (mut at, mut found) = (part.start, Vec::new());
-    while at < part.end {
-        let Ok(start) = lseek(file.as_fd(), signed(at)?, Whence::SeekData) else { break };
-        let hole = lseek(file.as_fd(), start, Whence::SeekHole)?.unsigned_abs();
-        let start = start.unsigned_abs();
-        if start >= part.end {
-            break;
-        }
-        found.push(start..hole.min(part.end));
-        at = hole;
-    }
-    Ok(found)
+    data_of(image.file(), part)
 }
 
 /// Ranges in order, those that touch made one.
@@ -202,10 +191,8 @@ pub fn restore(from: &Path, to: &Path) -> Result<(), SnapshotError> {
         return Err(failed(to)(io::ErrorKind::AlreadyExists.into()));
     }
     let made = unfinished(to);
-    let output = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&made);
-    let output = output.map_err(failed(&made))?;
     // Before it is touched: another restore may be at work on it.
-    super::image::lock(&output, &made)?;
+    let output = super::image::made_locked(&made)?;
     output.set_len(0).map_err(failed(&made))?;
     super::image::keep_in_place(&output);
     let restored = fill(&mut io::BufReader::with_capacity(MAX_BYTES, input), &output)
@@ -242,9 +229,7 @@ fn rename(from: &Path, to: &Path) -> io::Result<()> {
     super::failpoints::current().stored();
     match renamed {
         // The file system cannot promise that nobody made it meanwhile.
-        Err(nix::errno::Errno::EINVAL | nix::errno::Errno::ENOSYS) if !to.try_exists()? => {
-            std::fs::rename(from, to)
-        }
+        Err(Errno::EINVAL | Errno::ENOSYS) if !to.try_exists()? => std::fs::rename(from, to),
         renamed => Ok(renamed?),
     }
 }
@@ -337,8 +322,4 @@ pub fn head(at: u64, data: &[u8]) -> [u8; HEAD_BYTES] {
 
 fn word(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(*bytes.first_chunk().expect("eight bytes"))
-}
-
-fn signed(at: u64) -> io::Result<i64> {
-    i64::try_from(at).map_err(|_| io::ErrorKind::FileTooLarge.into())
 }

@@ -11,7 +11,7 @@
 
 use std::{
     ffi::OsString,
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io,
     ops::Range,
     os::unix::fs::FileExt,
@@ -20,7 +20,7 @@ use std::{
 
 use super::{
     entry::{DAMAGED, Damaged, ENTRY_BYTES, Entry, POISON, Place, Version},
-    image::{Image, ImageError, Superblock, lock},
+    image::{Image, ImageError, Superblock, made_locked},
     snapshot::{data_in, sync_folder},
 };
 use crate::GRANULE_BYTES;
@@ -39,10 +39,8 @@ pub fn upgrade(image: &Image, path: &Path) -> Result<(), ImageError> {
         move |source| ImageError::File { path, source }
     };
     let made = unfinished(path);
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&made);
-    let file = file.map_err(failed(&made))?;
     // Before it is touched: another upgrade may be at work on it.
-    lock(&file, &made)?;
+    let file = made_locked(&made)?;
     file.set_len(0).map_err(failed(&made))?;
     let upgraded = Copying::new(image, file, &made).and_then(|copying| {
         copying.copy()?;

@@ -4,6 +4,7 @@ use std::panic::catch_unwind;
 
 use std::{
     fs::File,
+    io::Write,
     path::{Path, PathBuf},
 };
 
@@ -101,6 +102,26 @@ fn two_restores_to_one_name_do_not_meet() {
     assert!(unfinished(&to).exists(), "it is the other's");
     drop(other);
     restore(&path, &to).unwrap();
+}
+
+#[test]
+fn a_restore_that_waited_for_another_leaves_what_that_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_, path) = saved(folder.path());
+    let to = folder.path().join("image");
+    let mut other = File::create(unfinished(&to)).unwrap();
+    other.lock().unwrap();
+    let why = std::thread::scope(|scope| {
+        let waits = scope.spawn(|| restore(&path, &to).unwrap_err());
+        // Time to open the other's file.
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        other.write_all(b"whole").unwrap();
+        std::fs::rename(unfinished(&to), &to).unwrap();
+        drop(other);
+        waits.join().unwrap()
+    });
+    assert!(std::fs::read(&to).unwrap() == b"whole", "{why}");
+    assert!(!unfinished(&to).exists());
 }
 
 #[test]

@@ -55,7 +55,7 @@ pub fn held(device: &Device) -> Vec<Model> {
             }
             Ok(Found::Blank) => {
                 if let Err(why) = drop_tensor(device, tensor) {
-                    tracing::error!("an empty manifest stays until the next start: {why}");
+                    tracing::error!("what is left of a manifest stays until the next start: {why}");
                 }
             }
             Err(why) => tracing::error!("a model is not shown: {why}"),
@@ -331,5 +331,39 @@ mod tests {
         device.detach_tensor("mine", |_| ControlFlow::Continue(())).unwrap();
         assert_eq!(names(), ["whole"]);
         assert!(device.tensor("half/w").is_err() && device.place_of(&tensor_name("half")).is_none());
+    }
+
+    #[test]
+    fn what_a_kill_left_of_a_manifest_is_removed_and_a_damaged_one_stays() {
+        let device = Device::new(DeviceConfig::new(64 << 20, 64 << 20)).unwrap();
+        let names: Vec<String> = (0..200).map(|n| format!("model.layers.{n}.weight")).collect();
+        let tensor = |name| (name, "BF16", &[8_u64][..], bytes(1, 16));
+        let tensors: Vec<_> = names.iter().map(|name| tensor(name.as_str())).collect();
+        let (file, _) = checkpoint(&tensors);
+        let plan = ModelPlan::open(file.path(), "m").unwrap();
+        let loaded = || load(&device, &plan, &Loading::default(), |_| ControlFlow::Continue(()));
+        let own = tensor_name("m");
+        let block = lamina_codec::BLOCK_BYTES as u64;
+        let (model, _) = loaded().unwrap();
+        let (dpa, length) = device.place_of(&own).unwrap();
+        assert!(length > 3 * block, "it is cut between blocks");
+        let mut whole = vec![0; usize::try_from(length).unwrap()];
+        device.read_base(dpa, &mut whole).unwrap();
+        // Damaged, and its model was whole: nobody knows what is lost.
+        device.discard(dpa + block, block).unwrap();
+        assert!(held(&device).is_empty() && device.place_of(&own).is_some());
+        device.write_base(dpa, &whole).unwrap();
+        assert_eq!(held(&device).len(), 1);
+        remove_tensors(&device, &model.manifest, discard(&device)).unwrap();
+        whole[usize::try_from(MARK).unwrap()] = 0;
+        let cut = usize::try_from(2 * block).unwrap();
+        for left in [0..cut, cut..whole.len(), 0..0] {
+            write(&device, &own, dpa, &vec![0; whole.len()]).unwrap();
+            device.write_base(dpa + left.start as u64, &whole[left]).unwrap();
+            assert!(held(&device).is_empty());
+            assert_eq!(device.place_of(&own), None);
+            assert!(device.next_data(dpa..dpa + length) >= dpa + length);
+        }
+        loaded().unwrap();
     }
 }

@@ -179,7 +179,8 @@ pub(super) enum Found {
     Whole(Box<Model>),
     /// One of which not all tensors are there.
     Unfinished(Box<Model>),
-    /// Nothing was ever written.
+    /// Of no model that anybody was shown, or is any more: nothing was written, or not all of it,
+    /// or it was discarded by half.
     Blank,
 }
 
@@ -196,8 +197,17 @@ pub(super) fn read(device: &Device, tensor: &str) -> Result<Found, FilesError> {
     if bytes.iter().all(|byte| *byte == 0) {
         return Ok(Found::Blank);
     }
-    let (manifest, json_end) = decode(&bytes).map_err(|why| wrong(&why))?;
-    let whole = bytes[usize::try_from(MARK).unwrap_or(0)] == 1;
+    let mark = bytes[usize::try_from(MARK).unwrap_or(0)];
+    let (manifest, json_end) = match decode(&bytes) {
+        Ok(decoded) => decoded,
+        // The mark is set behind everything else, and cleared before anything goes. Blocks are
+        // written and discarded in order, so that the first is there, or is gone.
+        Err(_) if mark == 0 && (bytes.starts_with(MAGIC) || bytes[..HEAD] == [0; HEAD]) => {
+            return Ok(Found::Blank);
+        }
+        Err(why) => return Err(wrong(&why)),
+    };
+    let whole = mark == 1;
     let literals = Literals::Tensor(Arc::new(view), json_end as u64);
     let found = Box::new(Model { manifest, literals });
     Ok(if whole { Found::Whole(found) } else { Found::Unfinished(found) })

@@ -49,6 +49,8 @@ type Gone = Box<dyn Fn(u64) + Send + Sync>;
 pub struct Models {
     device: Arc<Device>,
     folders: RwLock<BTreeMap<String, Arc<Folder>>>,
+    /// Those whose removal failed: nobody is shown them, and to remove them again goes on with it.
+    half_removed: Mutex<BTreeMap<String, Arc<Folder>>>,
     /// Files that were looked at, by inode; none where no tensor can be shown so.
     shown: Mutex<HashMap<u64, Option<Arc<Shown>>>>,
     /// What is held for readers of files at bf16.
@@ -130,6 +132,7 @@ impl Models {
             held.into_iter().map(|model| (model.manifest.name.clone(), Arc::new(Folder::new(model))));
         Self {
             folders: RwLock::new(folders.collect()),
+            half_removed: Mutex::default(),
             device,
             shown: Mutex::default(),
             matrices: Arc::default(),
@@ -185,7 +188,8 @@ impl Models {
     ///
     /// # Errors
     ///
-    /// If there is none of the name, or the device cannot remove it.
+    /// If there is none of the name, or the device cannot remove it: then nobody sees it any more,
+    /// and it can be removed again.
     pub(super) fn remove(
         &self,
         name: &str,
@@ -193,9 +197,18 @@ impl Models {
     ) -> Result<(), FilesError> {
         let _turn = self.turn.lock();
         let unknown = || FilesError::Unknown { name: name.to_owned() };
-        files::may_go(&self.device, &self.folder(name).ok_or_else(unknown)?.model)?;
-        let folder = self.folders.write().remove(name).ok_or_else(unknown)?;
+        let half = self.half_removed.lock().get(name).cloned();
+        let folder = self.folder(name).or(half).ok_or_else(unknown)?;
+        files::may_go(&self.device, &folder.model)?;
+        self.folders.write().remove(name);
         let removed = files::remove(&self.device, &folder.model, drop);
+        {
+            let mut half_removed = self.half_removed.lock();
+            match &removed {
+                Ok(()) => half_removed.remove(name),
+                Err(_) => half_removed.insert(name.to_owned(), Arc::clone(&folder)),
+            };
+        }
         let id = folder.model.manifest.id;
         let mut shown = self.shown.lock();
         let mut gone: Vec<u64> =
@@ -268,5 +281,37 @@ impl Models {
         let shown = self.shown.lock();
         let known = shown.iter().filter(|(_, shown)| shown.is_some()).map(|(inode, _)| *inode);
         known.filter(|inode| number::model_of(*inode) == id).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use lamina_device::device::DeviceConfig;
+
+    use super::*;
+
+    #[test]
+    fn a_removal_that_failed_can_be_gone_through_with() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.safetensors");
+        let header = br#"{"w":{"dtype":"BF16","shape":[8],"data_offsets":[0,16]}}"#;
+        fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header, &[7; 16]].concat()).unwrap();
+        let device = Arc::new(Device::new(DeviceConfig::new(16 << 20, 16 << 20)).unwrap());
+        let models = Models::open(Arc::clone(&device));
+        let load = || models.load(&path, "m", &Loading::default(), |_, _| Ok(()));
+        load().unwrap();
+        let refused = |_, _| Err(FilesError::Unknown { name: "room".to_owned() });
+        for _ in 0..2 {
+            models.remove("m", refused).unwrap_err();
+            assert!(models.folder("m").is_none(), "by half it is shown to nobody");
+            assert!(matches!(load(), Err(FilesError::Exists { .. })));
+        }
+        models.remove("m", |dpa, length| Ok(device.discard(dpa, length)?)).unwrap();
+        assert!(device.tensors().is_empty() && device.hidden_tensors().is_empty());
+        assert!(matches!(models.remove("m", refused), Err(FilesError::Unknown { name }) if name == "m"));
+        load().unwrap();
+        assert!(models.folder("m").is_some());
     }
 }
