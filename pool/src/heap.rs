@@ -220,8 +220,14 @@ impl Heap {
         used: &BTreeSet<u32>,
     ) -> Result<(), PoolError> {
         if used.is_empty() {
-            let fits = owner.is_sound(&member.layout, chunk);
-            return mark(member, chunk, if fits { owner.run } else { 1 }, false);
+            // Whoever died while it took a run, or gave it back, had not all of it, and others may
+            // have taken the rest since. What is another's begins with a run of its own.
+            let end = if owner.is_sound(&member.layout, chunk) { chunk + owner.run } else { chunk + 1 };
+            let mut own = 1;
+            while chunk + own < end && Owner::load(member, chunk + own)?.run == 0 {
+                own += 1;
+            }
+            return mark(member, chunk, own, false);
         }
         for chunk in chunk..chunk + owner.run {
             let own =

@@ -132,13 +132,13 @@ impl Member {
         }
         let at = layout.node(node);
         let (state, last) = of_word(lines.fresh(at)?);
-        let incarnation = last + 1;
         if last >= MAX_INCARNATIONS - 1 {
             return Err(PoolError::Node {
                 node,
                 why: "it was attached too often: create the pool anew".into(),
             });
         }
+        let incarnation = last + 1;
         let word = u64::from(incarnation) << 8 | JOINED;
         for pin in 0..PINS {
             lines.set(layout.hazard(node, pin), 0)?;
@@ -472,5 +472,28 @@ impl Wait {
     /// Whether it is time for what is only done now and then.
     pub(crate) fn is_due(&self) -> bool {
         self.turns.is_multiple_of(16)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::Geometry;
+    use crate::local;
+    use crate::mem::CxlMem;
+    use crate::pool::Pool;
+
+    #[test]
+    fn a_number_that_was_attached_too_often_is_refused_whatever_its_word_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pool");
+        local::create(&path, &Geometry::fitting(8 << 20)).unwrap();
+        let memory = local::memory(&path).unwrap();
+        let at = Layout::open(&Lines::new(memory.clone())).unwrap().node(0);
+        for incarnation in [u64::from(MAX_INCARNATIONS) - 1, u64::from(u32::MAX), u64::MAX >> 8] {
+            memory.store(at, &(incarnation << 8 | LEFT).to_le_bytes()).unwrap();
+            let opened = Pool::open(&path).map(|_| ());
+            assert!(matches!(opened, Err(PoolError::Node { node: 0, .. })), "{incarnation:#x}: {opened:?}");
+        }
     }
 }

@@ -6,12 +6,14 @@
 //! this is for finding what is missing, not for speed.
 
 use std::io::{BufRead, BufReader, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
 use super::{CxlMem, LINE, Map, MemError, inside};
+use crate::member::locked;
 
 /// How long the device may take.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -61,10 +63,15 @@ impl Socket {
         let request = request.to_string();
         let fail = |why: String| MemError::Port { request: request.clone(), why };
         let mut stream = self.stream.lock().map_err(|_| fail("an earlier request failed".into()))?;
-        stream.get_mut().write_all(format!("{request}\n").as_bytes()).map_err(|why| fail(why.to_string()))?;
         let mut line = String::new();
-        stream.read_line(&mut line).map_err(|why| fail(why.to_string()))?;
-        let reply: serde_json::Value = serde_json::from_str(&line).map_err(|why| fail(why.to_string()))?;
+        let asked = stream.get_mut().write_all(format!("{request}\n").as_bytes());
+        let answered = asked.and_then(|()| stream.read_line(&mut line));
+        let reply = answered.and_then(|_| Ok(serde_json::from_str::<serde_json::Value>(&line)?));
+        let reply = reply.map_err(|why| {
+            // An answer that comes late is not the next request's.
+            let _ = stream.get_ref().shutdown(Shutdown::Both);
+            fail(why.to_string())
+        })?;
         match (&reply["ok"], &reply["revoked"]) {
             (serde_json::Value::Bool(true), _) => Ok(()),
             (_, serde_json::Value::Bool(true)) => Err(MemError::Revoked),
@@ -98,12 +105,15 @@ pub struct Hosted<P = Socket> {
     map: Map,
     port: P,
     waiting: Mutex<Waiting>,
+    /// Held while the device is asked. A fence waits for what another thread's has taken up: that is
+    /// among the flushes it stands for.
+    asking: Mutex<()>,
 }
 
 impl<P: Port> Hosted<P> {
     /// Memory behind a mapping of the host's `base`.
     pub fn new(map: Map, port: P) -> Self {
-        Self { map, port, waiting: Mutex::default() }
+        Self { map, port, waiting: Mutex::default(), asking: Mutex::default() }
     }
 
     fn wait(
@@ -116,13 +126,13 @@ impl<P: Port> Hosted<P> {
         let first = at / LINE * LINE;
         let end = (at + length).next_multiple_of(LINE).min(self.bytes());
         if length > 0 {
-            let mut waiting = self.waiting.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            of(&mut waiting).push((first, end));
+            of(&mut locked(&self.waiting)).push((first, end));
         }
         Ok(())
     }
 
-    fn ask(&self, op: &'static str, mut ranges: Vec<(u64, u64)>) -> Result<(), MemError> {
+    fn ask(&self, op: &'static str, ranges: &[(u64, u64)]) -> Result<(), MemError> {
+        let mut ranges = ranges.to_vec();
         ranges.sort_unstable();
         let mut ranges = ranges.into_iter().peekable();
         while let Some((first, mut end)) = ranges.next() {
@@ -166,16 +176,27 @@ impl<P: Port> CxlMem for Hosted<P> {
     }
 
     fn fence(&self) -> Result<(), MemError> {
-        let waiting =
-            std::mem::take(&mut *self.waiting.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
-        self.ask("flush", waiting.flush)?;
-        self.ask("invalidate", waiting.invalidate)
+        let _one = locked(&self.asking);
+        let Waiting { flush, invalidate } = std::mem::take(&mut *locked(&self.waiting));
+        let done = self.ask("flush", &flush).and_then(|()| self.ask("invalidate", &invalidate));
+        if done.is_err() {
+            // Another thread's may be among them: its fence is to fail too, or to do them.
+            let mut waiting = locked(&self.waiting);
+            let Waiting { flush: flushes, invalidate: invalidations } = &mut *waiting;
+            for (ranges, again) in [(flushes, flush), (invalidations, invalidate)] {
+                ranges.extend(again);
+                ranges.sort_unstable();
+                ranges.dedup();
+            }
+        }
+        done
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::sync::mpsc::{Receiver, Sender, channel};
 
     use super::*;
     use crate::mem::Lines;
@@ -210,6 +231,59 @@ mod tests {
             *recorder.0.lock().unwrap(),
             [("flush", 128, 192), ("flush", 1024, 64), ("invalidate", 0, 64)]
         );
+    }
+
+    /// Says that it is asked, and answers when it is let, with an error if it is told so.
+    struct Slow {
+        asked: Sender<(&'static str, u64)>,
+        fails: Mutex<Receiver<bool>>,
+    }
+
+    impl Port for Slow {
+        fn request(&self, op: &'static str, at: u64, _: u64) -> Result<(), MemError> {
+            self.asked.send((op, at)).unwrap();
+            let fails = self.fails.lock().unwrap().recv().unwrap();
+            if fails { Err(MemError::Revoked) } else { Ok(()) }
+        }
+    }
+
+    #[test]
+    fn a_fence_waits_for_flushes_that_another_threads_fence_has_taken_up() {
+        for fails in [false, true] {
+            let ((asked, is_asked), (answer, fail)) = (channel(), channel());
+            let memory = Hosted::new(map(), Slow { asked, fails: Mutex::new(fail) });
+            memory.flush(64, 64).unwrap();
+            std::thread::scope(|scope| {
+                let first = scope.spawn(|| memory.fence());
+                assert_eq!(is_asked.recv().unwrap(), ("flush", 64));
+                let second = scope.spawn(|| memory.fence());
+                std::thread::sleep(Duration::from_millis(100));
+                let is_early = second.is_finished();
+                answer.send(fails).unwrap();
+                // If the other fails, what it has not done is asked for again.
+                answer.send(false).unwrap();
+                assert_eq!(first.join().unwrap().is_err(), fails);
+                assert!(second.join().unwrap().is_ok());
+                assert!(!is_early, "the line was not flushed yet");
+                assert_eq!(is_asked.try_recv().is_ok(), fails);
+            });
+        }
+    }
+
+    #[test]
+    fn an_answer_that_comes_late_is_not_taken_for_the_next_requests() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ctl");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let socket = Socket::connect(&path).unwrap();
+        let mut device = BufReader::new(listener.accept().unwrap().0);
+        let timeout = Some(Duration::from_millis(50));
+        socket.stream.lock().unwrap().get_ref().set_read_timeout(timeout).unwrap();
+        assert!(matches!(socket.request("flush", 0, 64), Err(MemError::Port { .. })));
+        let mut line = String::new();
+        device.read_line(&mut line).unwrap();
+        let _ = device.get_mut().write_all(b"{\"ok\":true}\n");
+        assert!(matches!(socket.request("flush", 64, 64), Err(MemError::Port { .. })));
     }
 
     #[test]

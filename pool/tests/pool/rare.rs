@@ -9,7 +9,7 @@ use lamina_pool::{Geometry, Key, Pool, PoolError};
 
 use crate::basics::bytes;
 use crate::scenes::{Told, end, failed, in_turns, key, small};
-use crate::world::{Work, World, let_others};
+use crate::world::{Work, World, geometry, let_others};
 
 /// Serves for a while, in which time goes on.
 fn serve_for(world: &World, pool: &Pool, turns: u32) -> Result<(), PoolError> {
@@ -246,4 +246,36 @@ pub(crate) fn comings(seed: u64, left_out: Option<LeftOut>) -> Told {
         say("no end".into());
     }
     end(&world, wrong.into_inner().unwrap())
+}
+
+/// A node dies while it takes a run of chunks, and another takes what of it was still free before
+/// the first is recovered. That stays the other's.
+#[test]
+fn what_another_takes_of_a_run_that_was_not_taken_whole_stays_its_own() {
+    let mut deaths = 0;
+    for steps in 1.. {
+        let world = World::new(7, true, &geometry());
+        let (survivor, dying) = (world.attach(0).unwrap(), world.attach(1).unwrap());
+        world.memory.kill_after(1, steps);
+        if catch_unwind(AssertUnwindSafe(|| dying.put("large", &bytes(1, 5 * 4096)))).is_ok() {
+            break;
+        }
+        deaths += 1;
+        // Who waits for a lock of the dead is given it, and has recovered nothing yet.
+        survivor.put("kept", &bytes(2, 4000)).unwrap();
+        serve_for(&world, &survivor, 2000).unwrap();
+        let third = world.attach(2).unwrap();
+        for number in 0..3 {
+            // If the dead one stored its object, there is no room for all of these.
+            match third.put(&format!("{number}"), &bytes(3, 4000)) {
+                Ok(()) | Err(PoolError::Full { .. }) => {}
+                Err(why) => panic!("after {steps} steps: {why}"),
+            }
+        }
+        let kept = survivor.get("kept").map(|kept| kept.map(|kept| kept == bytes(2, 4000)));
+        assert!(matches!(kept, Ok(Some(true))), "after {steps} steps: {kept:?}");
+        let problems = survivor.check(false).unwrap().problems;
+        assert!(problems.is_empty(), "after {steps} steps: {problems:?}");
+    }
+    assert!(deaths > 20, "{deaths}");
 }

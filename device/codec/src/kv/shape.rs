@@ -149,7 +149,8 @@ impl KvLayout {
         let groups = match preset {
             Preset::Nhd => 1,
             Preset::NhdKv => 2,
-            Preset::Hnd | Preset::HndKv => heads * both,
+            // With parts of no channels they are not bounded.
+            Preset::Hnd | Preset::HndKv => heads.saturating_mul(both),
         };
         let paged = (groups > 1).then_some(PagedRows { groups, block });
         Ok(Self { paged, ..Self::rows(channels, window) })

@@ -8,6 +8,8 @@
 //! * Eight integers are a little-endian word of 32 bits, the first in its lowest four. GPTQ packs
 //!   eight inputs of an output, AWQ eight outputs of an input, in the order 0, 2, 4, 6, 1, 3, 5, 7.
 //!   Zeros are packed by outputs in both, in the same order.
+//! * Groups are of inputs that follow each other, unless an index says the group of each. Their
+//!   size is a power of two wherever one makes so many groups. The last group may be shorter.
 //! * The first format of GPTQ stores zeros less 1, and a program adds that again: 1 to 16.
 
 use std::ops::Range;
@@ -79,6 +81,18 @@ impl Integers {
         factors.checked_add(groups)?.checked_add(values)
     }
 
+    /// Inputs of a group where they follow each other: the power of two that makes so many groups,
+    /// of which the last may have fewer, or else as many in each. None if there is no such: with
+    /// another size most inputs would get another's scale.
+    pub fn group_inputs(&self) -> Option<usize> {
+        let size = self.inputs.checked_add(self.groups.checked_sub(1)?)? / self.groups;
+        let power = size.checked_next_power_of_two()?;
+        if self.inputs.div_ceil(power) == self.groups {
+            return Some(power);
+        }
+        (size > 0 && size * self.groups == self.inputs).then_some(size)
+    }
+
     /// Puts rows of the matrix together, each `inputs` of bf16.
     ///
     /// # Panics
@@ -93,7 +107,9 @@ impl Integers {
             .flat_map(|group| rows.clone().map(move |row| (group, row)))
             .map(|(group, row)| (self.scale(parts, group, row), f32::from(self.zero(parts, group, row))))
             .collect();
-        let groups: Vec<Option<usize>> = (0..self.inputs).map(|input| self.group(parts, input)).collect();
+        let size = self.group_inputs();
+        let group = |input| self.group(parts, size, input);
+        let groups: Vec<Option<usize>> = (0..self.inputs).map(group).collect();
         for (index, row) in rows.clone().enumerate() {
             let out = out[2 * index * self.inputs..][..2 * self.inputs].as_chunks_mut::<2>().0;
             for ((input, group), out) in groups.iter().enumerate().zip(out) {
@@ -140,9 +156,9 @@ impl Integers {
         }
     }
 
-    fn group(&self, parts: &Parts<'_>, input: usize) -> Option<usize> {
+    fn group(&self, parts: &Parts<'_>, size: Option<usize>, input: usize) -> Option<usize> {
         let group = match parts.groups {
-            None => input / self.inputs.div_ceil(self.groups.max(1)),
+            None => input / size?,
             Some(groups) => {
                 let word = &groups[4 * input..][..4];
                 usize::try_from(i32::from_le_bytes([word[0], word[1], word[2], word[3]])).ok()?
@@ -183,6 +199,26 @@ mod tests {
         (0..rows).map(|row| (0..columns).map(|column| integer(row, column)).collect()).collect()
     }
 
+    #[test]
+    fn a_last_group_that_is_short_leaves_the_others_their_inputs() {
+        let of = |inputs, groups| {
+            let (packed, outputs) = (Packed::Inputs, 8);
+            Integers { packed, inputs, outputs, groups, scale: Format::Fp16, more: 0 }.group_inputs()
+        };
+        for inputs in (8..5000).step_by(8) {
+            for size in [32, 64, 128_usize] {
+                let found = of(inputs, inputs.div_ceil(size));
+                // A group that has all inputs is as good with more.
+                let is_all = found.is_some_and(|found| found.min(size) >= inputs);
+                assert!(is_all || found == Some(size), "{inputs} in groups of {size}: {found:?}");
+            }
+        }
+        assert_eq!(
+            [of(4800, 25), of(96, 5), of(8, 0), of(0, 0), of(0, 3)],
+            [Some(192), None, None, None, None]
+        );
+    }
+
     proptest! {
         #[test]
         fn every_weight_is_its_integer_less_its_zero_times_its_scale(
@@ -215,11 +251,18 @@ mod tests {
             let order = if is_awq { [0, 2, 4, 6, 1, 3, 5, 7] } else { [0, 1, 2, 3, 4, 5, 6, 7] };
             let own = unpacked(&elements, inputs, outputs, packed, order);
             let zeros = unpacked(&zeros, groups, outputs, Packed::Outputs, order);
-            let size = inputs.div_ceil(groups);
+            let makes = |size: &usize| (0..inputs).step_by(*size).count() == groups;
+            let power = (0..7).map(|power| 1 << power).find(makes);
+            let size = power.or_else(|| (1..=inputs).find(|size| size * groups == inputs));
+            prop_assert_eq!(integers.group_inputs(), size);
             let mut at = 0;
             for row in rows {
                 for input in 0..inputs {
-                    let group = if by_index { indices[input] } else { i32::try_from(input / size).unwrap() };
+                    let group = match size {
+                        _ if by_index => indices[input],
+                        Some(size) => i32::try_from(input / size).unwrap(),
+                        None => -1,
+                    };
                     let found = u16::from_le_bytes([out[at], out[at + 1]]);
                     at += 2;
                     let Some(zeros) = usize::try_from(group).ok().and_then(|group| zeros.get(group)) else {

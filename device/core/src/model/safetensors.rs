@@ -27,7 +27,7 @@ pub const MAX_NAME_BYTES: usize = 4096;
 /// Bytes of the header's length, before the header.
 const LENGTH_BYTES: u64 = 8;
 /// The key that is no tensor.
-const METADATA: &str = "__metadata__";
+pub(super) const METADATA: &str = "__metadata__";
 /// Dimensions that an error shows.
 const SHOWN_DIMENSIONS: usize = 16;
 /// Characters of an overlong name that an error shows.

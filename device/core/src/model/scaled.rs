@@ -21,9 +21,10 @@
 //!   Nothing but a configuration says which, so they stay bytes, and a remark says so.
 //! * The parts of a tensor are in one file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use super::safetensors::METADATA;
 use super::{ModelTensor, sixes};
 use lamina_codec::format::Format;
 use lamina_codec::scaled::{MX_BLOCK, NV_BLOCK};
@@ -105,9 +106,15 @@ pub(crate) fn find(tensors: &[ModelTensor]) -> (Vec<ScaledTensor>, Vec<String>) 
     let by_name = tensors.iter().enumerate().map(|(number, tensor)| (tensor.name.as_str(), number)).collect();
     let search = Search { tensors, by_name };
     let (mut found, mut remarks) = (Vec::new(), Vec::new());
+    // Names that a file's header can have once only.
+    let mut taken = BTreeSet::from([METADATA.to_owned()]);
     for (number, tensor) in tensors.iter().enumerate().filter(|(_, tensor)| tensor.length > 0) {
         match search.at(number, tensor) {
-            Ok(scaled) => found.extend(scaled),
+            Ok(Some(mut scaled)) => {
+                scaled.whole = scaled.whole.filter(|whole| taken.insert(whole.name.clone()));
+                found.push(scaled);
+            }
+            Ok(None) => {}
             Err(why) => remarks.push(why),
         }
     }

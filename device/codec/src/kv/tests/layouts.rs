@@ -116,6 +116,9 @@ fn layouts_are_read_as_written_and_refused_with_the_bound() {
     refused(KvLayout { paged: paged(2, 8), stride: Some(9), ..KvLayout::rows(8, 8) }, "not 9");
     refused(KvLayout { paged: paged(1, u32::MAX), ..KvLayout::rows(u32::MAX, 8) }, "at most");
     assert!(KvLayout::preset(Preset::Hnd, u32::MAX, 2, 1, 1).is_err());
+    // Whose parts have no channels.
+    let empty = KvLayout::preset(Preset::HndKv, u32::MAX, 0, 1, 1).unwrap();
+    assert_eq!(Shape::new(Format::Bf16, &empty), Err(KvError::Size { channels: 0, window: 1 }));
 }
 
 #[test]

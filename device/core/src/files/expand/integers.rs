@@ -70,6 +70,9 @@ impl ExpandedIntegers {
         {
             return Ok(Err(wrong()));
         }
+        if groups.is_none() && integers.group_inputs().is_none() {
+            return Ok(Err(format!("{name}: of which inputs its {count} groups are nothing says")));
+        }
         let all = (elements + scales + zeros + indices) as u64;
         if all > MAX_MATRIX {
             let most = MAX_MATRIX >> 20;

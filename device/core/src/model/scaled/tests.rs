@@ -82,6 +82,26 @@ fn schemes_are_known_by_name_dtype_and_shape() {
 }
 
 #[test]
+fn no_two_are_put_together_under_one_name() {
+    let integers: [(&str, &str, &[u64]); 3] =
+        [("l.qweight", "I32", &[4, 16]), ("l.scales", "F16", &[1, 16]), ("l.qzeros", "I32", &[1, 2])];
+    let blocks: [(&str, &str, &[u64]); 2] =
+        [("l.weight_blocks", "U8", &[6, 3, 16]), ("l.weight_scales", "U8", &[6, 3])];
+    let (gptq, mxfp4) = (whole("l.weight", &[16, 32], false), whole("l.weight", &[6, 96], false));
+    assert_eq!(
+        found(&[&integers[..], &blocks].concat()),
+        [(Scheme::Gptq, Some(gptq)), (Scheme::Mxfp4, None)]
+    );
+    assert_eq!(
+        found(&[&blocks[..], &integers].concat()),
+        [(Scheme::Mxfp4, Some(mxfp4)), (Scheme::Gptq, None)]
+    );
+    let named: [(&str, &str, &[u64]); 2] =
+        [("__metadata___blocks", "U8", &[6, 3, 16]), ("__metadata___scales", "U8", &[6, 3])];
+    assert_eq!(found(&named), [(Scheme::Mxfp4, None)], "what a header says besides");
+}
+
+#[test]
 fn elements_and_scales_get_their_formats() {
     let mut tensors = of(&[
         ("x_blocks", "U8", &[6, 3, 16]),
