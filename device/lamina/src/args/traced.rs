@@ -10,12 +10,19 @@ use super::{Client, bytes};
 /// energy, latency of the same work. All of it is modelled.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Designs: plain (words), gcomp-lz4 and gcomp-zstd (coded blocks of words), trace (planes in bundles, as stored), trace-planes (planes in
-rows of their own, the paper's Fig. 10).
+Designs: plain and plain-rows (words), gcomp-lz4 and gcomp-zstd (coded blocks of words), trace (planes in bundles, as stored),
+trace-planes (planes in rows of their own, the paper's Fig. 10).
+
+Where bytes lie is a part of each design, and counts for much in activations, energy and latency: plain spreads the lines of a block over
+all channels and bank groups, and trace-planes over a row a plane, which activates many rows and is fast; plain-rows, gcomp and trace have
+a block in a row of one bank, or in two, which activates few and is slow. What plain-rows saves of plain is placement; what gcomp and
+trace save of plain-rows is not.
 
 Examples:
-  The same work on all five:
+  The same work on all six:
       lamina compare work.trace
+  What compression saves, and what placement does:
+      lamina compare work.trace --design plain,plain-rows,trace --pace recorded
   Bytes and link only, which is fast:
       lamina compare work.trace --dram none --design plain,trace
   Another index cache:
@@ -28,7 +35,7 @@ pub(crate) struct Compare {
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "plain,gcomp-lz4,gcomp-zstd,trace,trace-planes",
+        default_value = "plain,plain-rows,gcomp-lz4,gcomp-zstd,trace,trace-planes",
         value_name = "LIST"
     )]
     pub(crate) design: Vec<String>,
