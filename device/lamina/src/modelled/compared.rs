@@ -200,7 +200,8 @@ fn dram(designs: &[Outcome]) -> Table {
 }
 
 fn link(designs: &[Outcome]) -> Table {
-    let head = ["design", "view", "lines read", "lines written", "flits down", "flits up", "down", "up"];
+    let head =
+        ["design", "view", "bits", "lines read", "lines written", "flits down", "flits up", "down", "up"];
     let mut table = new_table(&head, 2);
     for design in designs {
         for link in &design.link {
@@ -209,6 +210,7 @@ fn link(designs: &[Outcome]) -> Table {
             table.add_row([
                 design.subject.name.to_owned(),
                 link.view.clone(),
+                link.bits.to_string(),
                 HumanCount(traffic.requests.reads).to_string(),
                 HumanCount(traffic.requests.writes + traffic.requests.partial_writes).to_string(),
                 HumanCount(traffic.down.flits).to_string(),

@@ -245,6 +245,8 @@ pub struct DramReport {
 pub struct ViewTraffic {
     /// The view.
     pub view: String,
+    /// Bits of an element under it: views of two formats may have one name.
+    pub bits: u32,
     /// Both directions.
     #[serde(flatten)]
     pub traffic: Traffic,

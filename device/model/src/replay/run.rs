@@ -406,7 +406,7 @@ impl Run {
             };
             used(&mut traffic.up);
             used(&mut traffic.down);
-            ViewTraffic { view: view.name.clone(), traffic }
+            ViewTraffic { view: view.name.clone(), bits: view.bits, traffic }
         });
         let service = self.service.summary();
         let load = |cycles: f64| cycles / GHZ + self.options.link.latency_ns;

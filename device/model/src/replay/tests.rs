@@ -240,6 +240,23 @@ fn the_link_is_told_view_by_view() {
     assert_eq!(outcomes[4].assumed, 64);
 }
 
+/// A device has tensors of several formats, and each of them has a view `full`.
+#[test]
+fn views_of_one_name_are_told_apart_by_their_bits() {
+    let mut writer = Writer::new(Vec::new(), Header { seen: Seen::Requests, device_bytes: DEVICE }).unwrap();
+    for bits in [16, 8] {
+        writer.view(&View::full(bits)).unwrap();
+    }
+    for view in 0..2 {
+        let (time_ns, address, length) = (0, 4096 * u64::from(view), 64);
+        let request = Request { time_ns, address, length, view, guest: 0, write: false, served: None };
+        writer.request(&request).unwrap();
+    }
+    let outcome = replayed(&writer.finish().unwrap(), &usual()).remove(0);
+    let told: Vec<_> = outcome.link.iter().map(|link| (link.view.as_str(), link.bits)).collect();
+    assert_eq!(told, [("full", 16), ("full", 8)]);
+}
+
 #[test]
 fn assumed_blocks_have_the_assumed_ratios() {
     let block = Assumed::default().block();
