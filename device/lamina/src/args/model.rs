@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use super::values::takes_negative;
+
 /// Model decoding on a server with a CXL device: tokens a second against context, where it spills,
 /// how many devices. All of it is modelled, from the paper's formulas.
 #[derive(Debug, Args)]
@@ -22,7 +24,9 @@ Examples:
       lamina analyze model.safetensors --json > ratios.json
       lamina model llama-3.1-70b --hbm 141 --ratios ratios.json --target 20 --plot rates.svg
   The same with sliders, in a browser:
-      lamina model llama-3.1-70b --page planner.html")]
+      lamina model llama-3.1-70b --page planner.html",
+    mut_args(takes_negative)
+)]
 pub(crate) struct Model {
     /// The LLM.
     #[arg(default_value = "gpt-oss-120b", value_name = "MODEL")]
