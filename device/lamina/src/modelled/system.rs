@@ -264,7 +264,12 @@ mod tests {
         ] {
             assert_eq!(refused(&[option, value]), bound);
         }
-        assert!(Cli::try_parse_from(["lamina", "model", "--page", "a.html", "--json"]).is_err());
+        for options in
+            [&["--page", "a.html", "--json"][..], &["--paper", "--plot", "-"], &["opt-30b", "--paper"]]
+        {
+            assert!(Cli::try_parse_from([&["lamina", "model"], options].concat()).is_err(), "{options:?}");
+        }
+        self::args(&["--paper", "--json"]);
         assert!(Cli::try_parse_from(["lamina", "model", "--context", "4x"]).is_err());
     }
 }

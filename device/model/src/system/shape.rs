@@ -57,10 +57,10 @@ pub const PRESETS: [Preset; 10] = [
 ];
 
 impl Shape {
-    /// The preset of that name.
+    /// The preset of that name, in whatever case.
     pub fn preset(name: &str) -> Option<Self> {
         let (name, layers, kv_elements, parameters, active, weight_bits, source) =
-            PRESETS.into_iter().find(|preset| preset.0 == name)?;
+            PRESETS.into_iter().find(|preset| preset.0.eq_ignore_ascii_case(name))?;
         Some(Self {
             name: name.to_owned(),
             layers,

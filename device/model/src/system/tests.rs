@@ -259,6 +259,13 @@ fn bits_are_found_beside_a_text_config_and_in_it() {
 }
 
 #[test]
+fn presets_are_found_in_any_case() {
+    assert_eq!(Shape::preset("GPT-OSS-120B"), Shape::preset("gpt-oss-120b"));
+    assert!(Shape::preset("Llama-3.1-8B").is_some_and(|shape| shape.name == "llama-3.1-8b"));
+    assert!(Shape::preset("llama").is_none());
+}
+
+#[test]
 fn measured_ratios_are_read_from_what_lamina_prints() {
     let otherwise = Ratios::paper(16.0);
     let analysis = r#"{"tensors": [
