@@ -118,6 +118,15 @@ pub enum Window {
     Views,
 }
 
+impl std::fmt::Display for Window {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Base => "base",
+            Self::Views => "views",
+        })
+    }
+}
+
 /// A CXL Type-3 memory device.
 pub struct Device {
     config: DeviceConfig,

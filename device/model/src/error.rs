@@ -39,6 +39,14 @@ impl ModelError {
         Self::Field { field: field.to_owned(), value: value.to_string(), must: must.to_string() }
     }
 
+    /// The same error with the name of the file that it is in.
+    pub(crate) fn within_file(self, file: &str) -> Self {
+        match self {
+            Self::Form { .. } => self,
+            _ => Self::Form { what: file.to_owned(), why: self.to_string() },
+        }
+    }
+
     pub(crate) fn missing(field: &str) -> Self {
         Self::Missing { field: field.to_owned() }
     }

@@ -26,10 +26,15 @@ pub(crate) fn rounded(figure: f64, places: i32) -> f64 {
     (figure * unit).round() / unit
 }
 
+/// A figure as it is written, with an exponent where it has many digits.
+pub(crate) fn shown(figure: f64) -> String {
+    if figure.is_finite() && figure.abs() >= 1e18 { format!("{figure:e}") } else { figure.to_string() }
+}
+
 /// `value`, if it is within bounds.
 pub(crate) fn within(field: &str, value: f64, bounds: RangeInclusive<f64>) -> Result<f64, ModelError> {
     if bounds.contains(&value) {
         return Ok(value);
     }
-    Err(ModelError::field(field, &value, &format!("from {} to {}", bounds.start(), bounds.end())))
+    Err(ModelError::field(field, &shown(value), &format!("from {} to {}", bounds.start(), bounds.end())))
 }

@@ -259,9 +259,14 @@ pub enum Broken {
 /// [`Broken`] says which of the two is at fault.
 #[doc(hidden)]
 pub fn fill(input: &mut impl Read, output: &File) -> Result<(), Broken> {
-    let short = |why: io::Error| Broken::Stream(format!("it ends early: {why}"));
+    let short = |part: &str, why: &io::Error| {
+        Broken::Stream(match why.kind() {
+            io::ErrorKind::UnexpectedEof => format!("it ends early, in {part}"),
+            _ => format!("{part} cannot be read: {why}"),
+        })
+    };
     let mut start = [0; 16];
-    input.read_exact(&mut start).map_err(short)?;
+    input.read_exact(&mut start).map_err(|why| short("its first 16 bytes", &why))?;
     if start[..7] != MAGIC[..] {
         return Err(Broken::Stream("it does not begin as one".to_owned()));
     }
@@ -279,14 +284,18 @@ pub fn fill(input: &mut impl Read, output: &File) -> Result<(), Broken> {
     let mut data = vec![0; MAX_BYTES];
     loop {
         let mut found = [0; HEAD_BYTES];
-        input.read_exact(&mut found).map_err(short)?;
+        input
+            .read_exact(&mut found)
+            .map_err(|why| short(&format!("the head of extent {}", extents + 1), &why))?;
         let (at, length) = (word(&found), word(&found[8..]));
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         if length > MAX_BYTES {
             return Err(Broken::Stream(format!("an extent has {length} bytes, more than {MAX_BYTES}")));
         }
         let part = &mut data[..length];
-        input.read_exact(part).map_err(short)?;
+        input
+            .read_exact(part)
+            .map_err(|why| short(&format!("the extent of {length} bytes at {at:#x}"), &why))?;
         if head(at, part) != found {
             return Err(Broken::Stream(format!("the extent at {at:#x} does not match its check")));
         }

@@ -19,7 +19,7 @@ pub enum DeviceError {
         rule: &'static str,
     },
     /// A request past the end of a window.
-    #[error("{length} bytes at {offset:#x} pass the end of the {window:?} window, {size} bytes")]
+    #[error("{length} bytes at {offset:#x} pass the end of the {window} window, {size} bytes")]
     PastWindow {
         /// The window.
         window: Window,

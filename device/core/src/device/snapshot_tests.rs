@@ -133,11 +133,26 @@ fn a_damaged_or_cut_snapshot_is_refused_and_leaves_nothing() {
     let refused = |bytes: &[u8]| {
         std::fs::write(&path, bytes).unwrap();
         let why = restore(&path, &to).unwrap_err();
-        assert!(matches!(why, SnapshotError::Damaged { .. }), "{why}");
         assert!(!to.exists() && !unfinished(&to).exists());
+        let SnapshotError::Damaged { why, .. } = why else { panic!("{why}") };
+        why
     };
-    for cut in [0, 7, 16, 30, whole.len() / 2, whole.len() - 1] {
-        refused(&whole[..cut]);
+    // 16 bytes, then extents: a head of 24 bytes and what it says; the last is a head alone.
+    let first = u64::from_le_bytes(*whole[24..].first_chunk().unwrap());
+    let at = u64::from_le_bytes(*whole[16..].first_chunk().unwrap());
+    let extent = format!("the extent of {first} bytes at {at:#x}");
+    for (cut, part) in [
+        (0, "its first 16 bytes"),
+        (7, "its first 16 bytes"),
+        (16, "the head of extent 1"),
+        (30, "the head of extent 1"),
+        (40, &extent),
+        (41, &extent),
+    ] {
+        assert_eq!(refused(&whole[..cut]), format!("it ends early, in {part}"));
+    }
+    for cut in [whole.len() / 2, whole.len() - 1] {
+        assert!(refused(&whole[..cut]).starts_with("it ends early, in the "), "{cut}");
     }
     for at in [0, 17, 26, 33, 60, whole.len() / 2, whole.len() - 3] {
         let mut damaged = whole.clone();

@@ -373,7 +373,7 @@ fn a_packed_page_in_the_middle_fetches_just_its_blocks() {
 fn a_request_past_its_window_is_refused_with_the_bound() {
     let device = device(Mode::Trace, Codec::Lz4);
     let message = device.read_base(BASE - 1, &mut [0; 2]).unwrap_err().to_string();
-    assert_eq!(message, format!("2 bytes at {:#x} pass the end of the Base window, {BASE} bytes", BASE - 1));
+    assert_eq!(message, format!("2 bytes at {:#x} pass the end of the base window, {BASE} bytes", BASE - 1));
     assert!(device.write_base(u64::MAX, &[1]).is_err());
     assert!(device.read_views(u64::MAX - 1, &mut [0; 4]).is_err());
     assert!(device.discard(BASE, 1).is_err());

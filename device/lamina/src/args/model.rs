@@ -4,16 +4,20 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use super::values::takes_negative;
+
 /// Model decoding on a server with a CXL device: tokens a second against context, where it spills,
 /// how many devices. All of it is modelled, from the paper's formulas.
 #[derive(Debug, Args)]
-#[command(after_help = "\
+#[command(
+    after_help = "\
 MODEL is a preset (gpt-oss-120b, gpt-oss-120b-mxfp4, llama-3.1-8b, llama-3.1-70b, llama-3.1-405b, mixtral-8x7b, opt-30b, deepseek-v3,
-qwen3-32b, smollm2-135m), a config.json, or a TOML file with name, layers, kv_elements (of a token and a layer), parameters, and if you
-like active_parameters, kv_bits, weight_bits.
+qwen3-32b, smollm2-135m) in upper or lower case, a config.json, or a TOML file with name, layers, kv_elements (of a token and a layer),
+parameters, and if you like active_parameters, kv_bits, weight_bits.
 
 Ratios: `printed` are those that reproduce the paper's figures, `paper` those that it measured; a file is what `lamina analyze --json`
-or /stats gave, the report.json of `./x run --workload decode`, or {\"trace\": {\"kv\": 1.5, \"weights\": 1.3}}.
+or /stats gave, the report.json of `./x run --workload decode`, or {\"trace\": {\"kv\": 1.5, \"weights\": 1.3}}, of which
+either may be left out.
 
 Examples:
   The paper's Figs. 12 to 14 beside the model's numbers:
@@ -22,7 +26,9 @@ Examples:
       lamina analyze model.safetensors --json > ratios.json
       lamina model llama-3.1-70b --hbm 141 --ratios ratios.json --target 20 --plot rates.svg
   The same with sliders, in a browser:
-      lamina model llama-3.1-70b --page planner.html")]
+      lamina model llama-3.1-70b --page planner.html",
+    mut_args(takes_negative)
+)]
 pub(crate) struct Model {
     /// The LLM.
     #[arg(default_value = "gpt-oss-120b", value_name = "MODEL")]
@@ -71,13 +77,15 @@ pub(crate) struct Model {
     #[arg(long, default_value_t = 1.0, value_name = "PRICE")]
     pub(crate) dram_price: f64,
     /// Print the paper's figures beside the model's, and nothing else.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["llm", "plot"])]
     pub(crate) paper: bool,
     /// Write the model as a page with sliders to this HTML file, which needs no network, and print
     /// nothing.
     #[arg(long, value_name = "OUT.html", conflicts_with_all = ["plot", "json", "paper"])]
     pub(crate) page: Option<PathBuf>,
-    /// Draw to this SVG file, or as text with `-`.
+    /// Draw to this SVG file, or as text with `-`. Unless --accounting says one, there are two
+    /// drawings: this file is the device's only, and beside it one that ends in `.printed.svg` is as
+    /// printed.
     #[arg(long, value_name = "OUT.svg|-")]
     pub(crate) plot: Option<PathBuf>,
     /// Print JSON instead of tables.

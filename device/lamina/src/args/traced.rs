@@ -4,18 +4,26 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
+use super::values::{element_bits, takes_negative, whole};
 use super::{Client, bytes};
 
 /// Replay one trace through plain, gcomp and trace devices: bytes, fills, link, activations,
 /// energy, latency of the same work. All of it is modelled.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Designs: plain (words), gcomp-lz4 and gcomp-zstd (coded blocks of words), trace (planes in bundles, as stored), trace-planes (planes in
-rows of their own, the paper's Fig. 10).
+Designs: plain and plain-rows (words), gcomp-lz4 and gcomp-zstd (coded blocks of words), trace (planes in bundles, as stored),
+trace-planes (planes in rows of their own, the paper's Fig. 10).
+
+Where bytes lie is a part of each design, and counts for much in activations, energy and latency: plain spreads the lines of a block over
+all channels and bank groups, and trace-planes over a row a plane, which activates many rows and is fast; plain-rows, gcomp and trace have
+a block in a row of one bank, or in two, which activates few and is slow. What plain-rows saves of plain is placement; what gcomp and
+trace save of plain-rows is not.
 
 Examples:
-  The same work on all five:
+  The same work on all six:
       lamina compare work.trace
+  What compression saves, and what placement does:
+      lamina compare work.trace --design plain,plain-rows,trace --pace recorded
   Bytes and link only, which is fast:
       lamina compare work.trace --dram none --design plain,trace
   Another index cache:
@@ -28,7 +36,7 @@ pub(crate) struct Compare {
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "plain,gcomp-lz4,gcomp-zstd,trace,trace-planes",
+        default_value = "plain,plain-rows,gcomp-lz4,gcomp-zstd,trace,trace-planes",
         value_name = "LIST"
     )]
     pub(crate) design: Vec<String>,
@@ -41,12 +49,14 @@ pub(crate) struct Compare {
 
 /// How a trace is replayed.
 #[derive(Debug, Args)]
+#[command(mut_args(takes_negative))]
 pub(crate) struct Replayed {
-    /// The module: ddr5-4800, ddr5-5600, ddr5-6400, a TOML file, or `none` to leave timing out.
+    /// The module: ddr5-4800, ddr5-5600, ddr5-6400, a TOML file as docs/ddr5.toml, or `none` to leave
+    /// timing out.
     #[arg(long, default_value = "ddr5-4800", value_name = "NAME|FILE|none")]
     pub(crate) dram: String,
     /// Bursts under way at once.
-    #[arg(long, default_value_t = 64, value_name = "REGISTERS")]
+    #[arg(long, default_value_t = 64, value_name = "REGISTERS", value_parser = whole::<usize, 1, 4096>)]
     pub(crate) mshr: usize,
     /// The link: gen5x8, gen5x16, gen6x8 or gen6x16.
     #[arg(long, default_value = "gen5x16", value_name = "NAME")]
@@ -55,25 +65,31 @@ pub(crate) struct Replayed {
     #[arg(long, value_name = "NS")]
     pub(crate) link_latency: Option<f64>,
     /// Entries of the index cache.
-    #[arg(long, default_value_t = 32_768, value_name = "ENTRIES")]
+    #[arg(long, default_value_t = 32_768, value_name = "ENTRIES", value_parser = whole::<u32, 1, { 1 << 26 }>)]
     pub(crate) index_entries: u32,
     /// Entries of a set of it.
-    #[arg(long, default_value_t = 1, value_name = "WAYS")]
+    #[arg(long, default_value_t = 1, value_name = "WAYS", value_parser = whole::<u32, 1, 256>)]
     pub(crate) index_ways: u32,
     /// Which entry of a set goes.
     #[arg(long, value_enum, default_value = "lru")]
     pub(crate) index_policy: Replacement,
     /// Decoded blocks that are kept for the next line.
-    #[arg(long, default_value_t = 8, value_name = "BLOCKS")]
+    #[arg(long, default_value_t = 8, value_name = "BLOCKS", value_parser = whole::<usize, 0, 4096>)]
     pub(crate) buffer: usize,
     /// When requests come: as soon as a register is free, or when they were recorded.
     #[arg(long, value_enum, default_value = "full")]
     pub(crate) pace: Paced,
     /// Bits of an element of blocks that the trace says nothing of.
-    #[arg(long, default_value_t = 16, value_name = "BITS")]
+    #[arg(long, default_value_t = 16, value_name = "BITS", value_parser = element_bits)]
     pub(crate) assume_bits: u32,
     /// Ratios of such blocks: words by lz4, words by zstd, planes.
-    #[arg(long, value_delimiter = ',', default_value = "1.0,1.259,1.34", value_name = "LZ4,ZSTD,TRACE")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1.0,1.259,1.34",
+        value_name = "LZ4,ZSTD,TRACE",
+        allow_hyphen_values = true
+    )]
     pub(crate) assume_ratios: Vec<f64>,
 }
 
@@ -191,7 +207,7 @@ pub(crate) struct Convert {
     #[arg(long, value_parser = bytes, default_value = "64G", value_name = "BYTES")]
     pub(crate) device: u64,
     /// Bits of an element of an imported trace.
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value_t = 16, value_parser = element_bits)]
     pub(crate) bits: u32,
     /// How an exported trace is replayed: the module is where its lines lie.
     #[command(flatten)]
@@ -212,7 +228,8 @@ pub(crate) enum Other {
 
 /// Model weights of elastic precision: planes fetched against words, energy and time of DRAM.
 #[derive(Debug, Args)]
-#[command(after_help = "\
+#[command(
+    after_help = "\
 Examples:
   The paper's Figs. 18 to 21 beside ours:
       lamina elastic --paper
@@ -223,10 +240,12 @@ Examples:
   A map as `lamina mount --map` reads it, on the weights it is for:
       lamina elastic --map small.toml --model model.safetensors
   A line an expert: its weights and a router's score, with MoDE's thresholds as CXL-NDP (section II-C) has them:
-      lamina elastic --scores experts.txt")]
+      lamina elastic --scores experts.txt",
+    mut_args(takes_negative)
+)]
 pub(crate) struct Elastic {
     /// Bits and the part of all chunks that has them; of 0 bits nothing is fetched.
-    #[arg(long, default_value = "16:0.5,8:0.5", value_name = "BITS:PART,…")]
+    #[arg(long, default_value = "16:0.5,8:0.5", value_name = "BITS:PART,…", allow_hyphen_values = true)]
     pub(crate) mix: String,
     /// Chunks and their bits, instead of a mix.
     #[arg(long, value_name = "FILE", conflicts_with = "mix")]
@@ -246,13 +265,13 @@ pub(crate) struct Elastic {
     )]
     pub(crate) thresholds: String,
     /// Bits of a weight as it is stored.
-    #[arg(long, default_value_t = 16, value_name = "BITS")]
+    #[arg(long, default_value_t = 16, value_name = "BITS", value_parser = element_bits)]
     pub(crate) base: u32,
     /// Weights of a chunk: an expert, a head, a neuron.
-    #[arg(long, default_value_t = 65_536, value_name = "WEIGHTS")]
+    #[arg(long, default_value_t = 65_536, value_name = "WEIGHTS", value_parser = whole::<u64, 1, { 1 << 24 }>)]
     pub(crate) chunk: u64,
     /// Weights that are sampled.
-    #[arg(long, default_value_t = 1 << 20, value_name = "WEIGHTS")]
+    #[arg(long, default_value_t = 1 << 20, value_name = "WEIGHTS", value_parser = whole::<u64, 1, { 1 << 24 }>)]
     pub(crate) sample: u64,
     /// Weights of the whole model: says how long its load takes.
     #[arg(long, value_name = "WEIGHTS")]

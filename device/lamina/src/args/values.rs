@@ -50,6 +50,29 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(|| format!("{text} is more than 64 bits can count"))
 }
 
+/// Lets a negative number be the value of an option, so that its bounds are said and not that `-1`
+/// is no option.
+pub(super) fn takes_negative(arg: clap::Arg) -> clap::Arg {
+    if arg.is_positional() || !arg.get_action().takes_values() {
+        arg
+    } else {
+        arg.allow_negative_numbers(true)
+    }
+}
+
+/// A whole number within bounds.
+pub(super) fn whole<T: TryFrom<u64>, const LEAST: u64, const MOST: u64>(text: &str) -> Result<T, String> {
+    let number = text.parse().ok().filter(|number| (LEAST..=MOST).contains(number));
+    let number = number.and_then(|number| T::try_from(number).ok());
+    number.ok_or_else(|| format!("it must be a whole number from {LEAST} to {MOST}"))
+}
+
+/// Bits of an element.
+pub(super) fn element_bits(text: &str) -> Result<u32, String> {
+    let bits = text.parse().ok().filter(|bits| matches!(bits, 4 | 8 | 16 | 32));
+    bits.ok_or_else(|| "it must be 4, 8, 16 or 32".to_owned())
+}
+
 /// A module that is known.
 pub(super) fn dram(name: &str) -> Result<Profile, String> {
     Profile::named(name).map_err(|why| why.to_string())
@@ -70,6 +93,15 @@ pub(super) fn codecs(text: &str) -> Result<Codecs, String> {
 }
 
 pub(crate) fn kv_layout(text: &str) -> Result<KvLayout, String> {
+    // Scales of lossy coding have points, and are not looked at.
+    let numbers = text.split(",lossy=").next().unwrap_or_default();
+    let mut numbers = numbers.split(|c: char| !c.is_ascii_digit());
+    if let Some(large) = numbers.find(|digits| !digits.is_empty() && digits.parse::<u32>().is_err()) {
+        return Err(format!(
+            "{large} is too large: a window has 1 to 256 tokens, and all other numbers are at most {}",
+            u32::MAX
+        ));
+    }
     let layout =
         text.parse::<KvLayout>().and_then(|layout| Shape::new(Format::Bf16, &layout).map(|_| layout));
     layout.map_err(|why| {
@@ -183,6 +215,13 @@ mod tests {
         for text in ["", "0", "64,0", "64,", "x", "64,1,2", "-1"] {
             assert!(kv_layout(text).unwrap_err().contains("CHANNELS,WINDOW"), "{text}");
         }
+        // The bound that is said is the codec's.
+        assert!(kv_layout("64,256").is_ok() && kv_layout("64,257").is_err());
+        for text in ["64,99999999999", "99999999999", "64,128,stride=99999999999", "nhd:8,99999999999,16"] {
+            let why = kv_layout(text).unwrap_err();
+            assert!(why.starts_with("99999999999 is too large: a window has 1 to 256 tokens"), "{why}");
+        }
+        assert!(kv_layout("64,128,lossy=packkv:0.10000000000000001").is_ok());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use anyhow::Result;
 use comfy_table::Table;
 use indicatif::{BinaryBytes, HumanCount};
 use lamina_model::controller::{Design, TABLE_V};
-use lamina_model::replay::{Comparison, Outcome, WordCodec};
+use lamina_model::replay::{Comparison, Outcome, Placement, WordCodec};
 use lamina_model::trace::Seen;
 use lamina_model::{Row, rows};
 
@@ -48,6 +48,7 @@ pub(super) fn print(out: &mut impl Write, comparison: &Comparison, json: bool) -
             profile.name, options.registers, profile.currents.source
         )?;
         writeln!(out, "{}\n", dram(&comparison.designs))?;
+        placements(out, &comparison.designs)?;
         let ns = |design: &Outcome| design.dram.as_ref().map(|dram| dram.latency_ns.buckets.clone());
         histogram(out, "requests by ns", &comparison.designs, ns)?;
     }
@@ -87,6 +88,26 @@ fn sizes(out: &mut impl Write, comparison: &Comparison) -> Result<()> {
             _ => writeln!(out, "; assumed: a ratio of {ratio} ({})", assumed.source)?,
         }
     }
+    Ok(())
+}
+
+/// What of a difference to `plain` is placement.
+fn placements(out: &mut impl Write, designs: &[Outcome]) -> Result<()> {
+    let has = |is: fn(Placement) -> bool| designs.iter().any(|design| is(design.subject.placement));
+    if !has(|placement| placement == Placement::Words) || !has(|placement| placement != Placement::Words) {
+        return Ok(());
+    }
+    let separates = if has(|placement| placement == Placement::Rows) {
+        "What plain-rows and plain differ in is placement alone."
+    } else {
+        "--design plain-rows has words placed as bundles are."
+    };
+    writeln!(
+        out,
+        "Placement counts in these figures. plain spreads a block over all channels and bank groups, and \
+            trace-planes\nover a row a plane: many activations, fast. All others have it in one row or two: few, \
+            slow.\n{separates}\n"
+    )?;
     Ok(())
 }
 
@@ -179,7 +200,8 @@ fn dram(designs: &[Outcome]) -> Table {
 }
 
 fn link(designs: &[Outcome]) -> Table {
-    let head = ["design", "view", "lines read", "lines written", "flits down", "flits up", "down", "up"];
+    let head =
+        ["design", "view", "bits", "lines read", "lines written", "flits down", "flits up", "down", "up"];
     let mut table = new_table(&head, 2);
     for design in designs {
         for link in &design.link {
@@ -188,6 +210,7 @@ fn link(designs: &[Outcome]) -> Table {
             table.add_row([
                 design.subject.name.to_owned(),
                 link.view.clone(),
+                link.bits.to_string(),
                 HumanCount(traffic.requests.reads).to_string(),
                 HumanCount(traffic.requests.writes + traffic.requests.partial_writes).to_string(),
                 HumanCount(traffic.down.flits).to_string(),

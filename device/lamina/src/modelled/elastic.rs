@@ -28,8 +28,9 @@ pub(crate) fn elastic(args: &Elastic) -> Result<()> {
         }
         return Ok(out::text(&text)?);
     }
+    args.weights.map_or(Ok(()), elastic::check_weights)?;
     let work = match chunks(args)? {
-        Some(chunks) => Work::of(args.base, &chunks)?,
+        Some((path, chunks)) => Work::of(args.base, &chunks).with_context(|| path.display().to_string())?,
         None => Work::sample(args.base, &Mix::parse(&args.mix)?, args.chunk, args.sample)?,
     };
     let fetched = elastic::fetch(&profile, &work)?;
@@ -43,19 +44,20 @@ pub(crate) fn elastic(args: &Elastic) -> Result<()> {
     Ok(out::text(&text)?)
 }
 
-/// The chunks that a file says; none if there is none.
-fn chunks(args: &Elastic) -> Result<Option<Vec<Chunk>>> {
+/// The file that says chunks, and these; none if there is none.
+fn chunks(args: &Elastic) -> Result<Option<(&Path, Vec<Chunk>)>> {
     let Some(path) = args.map.as_ref().or(args.scores.as_ref()) else { return Ok(None) };
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let chunks = match &args.model {
         Some(model) => of_model(model, path, &text, args.base)?,
         None if args.scores.is_some() => {
             let thresholds = Thresholds::parse(&args.thresholds)?;
-            elastic::parse_scores(&text, &thresholds).with_context(|| path.display().to_string())?
+            elastic::parse_scores(&text, args.base, &thresholds)
+                .with_context(|| path.display().to_string())?
         }
-        None => elastic::parse_map(&text).with_context(|| path.display().to_string())?,
+        None => elastic::parse_map(&text, args.base).with_context(|| path.display().to_string())?,
     };
-    Ok(Some(chunks))
+    Ok(Some((path, chunks)))
 }
 
 /// The chunks of a model's tensors of `base` bits by a map of precisions.
@@ -166,10 +168,29 @@ mod tests {
         run(&["--scores", &scores, "--thresholds", "0.3:8", "--base", "8"]).unwrap();
         let refused = |words: &[&str]| format!("{:#}", run(words).unwrap_err());
         assert!(refused(&["--scores", &scores, "--thresholds", "0.3"]).contains("thresholds is 0.3"));
-        assert!(refused(&["--scores", &scores, "--base", "8"]).contains("bits of a chunk is 16"));
+        assert_eq!(
+            refused(&["--scores", &scores, "--base", "8"]),
+            format!("{scores}: bits of line 1 is 16: it must be from 0 to 8")
+        );
+        let empty = folder.path().join("empty.txt").display().to_string();
+        std::fs::write(&empty, "# none\n").unwrap();
+        assert_eq!(refused(&["--map", &empty]), format!("{empty}: a line of weights and bits is missing"));
+        for (option, value, bound) in [
+            ("--base", "0", "4, 8, 16 or 32"),
+            ("--base", "-1", "4, 8, 16 or 32"),
+            ("--chunk", "-1", "from 1 to 16777216"),
+            ("--sample", "0", "from 1 to 16777216"),
+            ("--weights", "0", "from 1 to 1125899906842624"),
+            ("--weights", "-1", "from 1 to 1125899906842624"),
+            ("--weights", "1e99", "from 1 to 1125899906842624"),
+        ] {
+            let why = refused(&[option, value]);
+            assert!(why.contains(option.trim_start_matches('-')) && why.contains(bound), "{why}");
+        }
         assert!(refused(&["--scores", &map]).contains("score of line 1 is 8"));
         assert!(refused(&["--mix", "16"]).contains("mix is 16"));
-        assert!(refused(&["--map", &map, "--base", "5"]).contains("base is 5"));
+        assert!(refused(&["--mix", "-1:1"]).contains("mix is -1:1"));
+        assert!(refused(&["--map", &map, "--base", "5"]).contains("4, 8, 16 or 32"));
         assert!(refused(&["--map", "/nonexistent"]).contains("/nonexistent"));
         assert!(refused(&["--dram", "ddr9"]).contains("dram is ddr9"));
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use comfy_table::Table;
 use lamina_model::system::{
-    self, Accounting, Bound, CEILING, Design, Ratios, Report, Server, Shape, System, checks,
+    self, Accounting, Bound, CEILING, Design, Ratios, Report, Server, Shape, System, checks, gigabytes,
 };
 use serde_json::json;
 
@@ -23,13 +23,9 @@ pub(crate) fn model(args: &Model) -> Result<()> {
         print_checks(&mut text, args.json)?;
         return Ok(out::text(&text)?);
     }
-    let mut shape = shape(&args.llm)?;
-    if let Some(bits) = args.weight_bits {
-        shape.weight_bits = bits;
-        shape.check()?;
-    }
+    let shape = shape(&args.llm, args.weight_bits)?;
+    let server = server(args)?;
     if let Some(path) = &args.page {
-        let server = server(args);
         server.check()?;
         // What contexts may be is checked where they are used.
         System { shape: shape.clone(), server: server.clone(), accounting: Accounting::DeviceOnly }.report(
@@ -46,7 +42,7 @@ pub(crate) fn model(args: &Model) -> Result<()> {
         Accounted::Both => vec![Accounting::AsPrinted, Accounting::DeviceOnly],
     };
     let reports = accountings.into_iter().map(|accounting| {
-        let system = System { shape: shape.clone(), server: server(args), accounting };
+        let system = System { shape: shape.clone(), server: server.clone(), accounting };
         let ratios = ratios(args, &shape, accounting)?;
         Ok(system.report(&ratios, &args.context, args.target)?)
     });
@@ -67,8 +63,11 @@ pub(crate) fn model(args: &Model) -> Result<()> {
     Ok(out::text(&text)?)
 }
 
-pub(crate) fn shape(name: &str) -> Result<Shape> {
-    if let Some(preset) = Shape::preset(name) {
+/// The LLM of that name, with weights of so many bits if they are given.
+pub(crate) fn shape(name: &str, weight_bits: Option<f64>) -> Result<Shape> {
+    if let Some(mut preset) = Shape::preset(name) {
+        preset.weight_bits = weight_bits.unwrap_or(preset.weight_bits);
+        preset.check()?;
         return Ok(preset);
     }
     if !Path::new(name).exists() {
@@ -76,22 +75,21 @@ pub(crate) fn shape(name: &str) -> Result<Shape> {
         bail!("{name:?} is no preset ({}) and no file", known.join(", "));
     }
     let text = fs::read_to_string(name).with_context(|| format!("cannot read {name}"))?;
-    Ok(Shape::parse(name, &text)?)
+    Ok(Shape::parse(name, &text, weight_bits)?)
 }
 
-fn server(args: &Model) -> Server {
-    const GB: f64 = 1e9;
-    Server {
-        hbm_bytes: args.hbm * GB,
+fn server(args: &Model) -> Result<Server> {
+    Ok(Server {
+        hbm_bytes: gigabytes("hbm", args.hbm)?,
         alpha: args.alpha,
-        link_rate: args.link * GB,
-        ddr_rate: args.ddr * GB,
+        link_rate: gigabytes("link", args.link)?,
+        ddr_rate: gigabytes("ddr", args.ddr)?,
         batch: args.batch,
         read_fraction: args.f_rd,
         ceiling: args.ceiling,
-        device_bytes: args.device * GB,
+        device_bytes: gigabytes("device", args.device)?,
         dram_price: args.dram_price,
-    }
+    })
 }
 
 fn ratios(args: &Model, shape: &Shape, accounting: Accounting) -> Result<[Ratios; 3]> {
@@ -228,9 +226,9 @@ mod tests {
     #[test]
     fn tables_say_what_is_modelled_and_who_says_so() {
         let args = args(&["gpt-oss-120b-mxfp4", "--context", "64k,128k", "--target", "20"]);
-        let shape = shape(&args.llm).unwrap();
-        let system =
-            System { shape: shape.clone(), server: server(&args), accounting: Accounting::DeviceOnly };
+        let shape = shape(&args.llm, None).unwrap();
+        let server = server(&args).unwrap();
+        let system = System { shape: shape.clone(), server, accounting: Accounting::DeviceOnly };
         let ratios = ratios(&args, &shape, system.accounting).unwrap();
         let report = system.report(&ratios, &args.context, args.target).unwrap();
         let mut text = Vec::new();
@@ -246,15 +244,32 @@ mod tests {
 
     #[test]
     fn who_asks_for_what_is_not_there_is_told_what_is() {
-        assert!(shape("no-such-model").unwrap_err().to_string().contains("mixtral-8x7b"));
+        assert!(shape("no-such-model", None).unwrap_err().to_string().contains("mixtral-8x7b"));
         let args = args(&["--ratios", "/nonexistent.json"]);
-        let shape = shape(&args.llm).unwrap();
+        let shape = shape(&args.llm, None).unwrap();
         let why = ratios(&args, &shape, Accounting::AsPrinted).unwrap_err();
         assert!(format!("{why:#}").contains("/nonexistent.json"));
         let refused = |words: &[&str]| format!("{:#}", model(&self::args(words)).unwrap_err());
         assert!(refused(&["--page", "/nonexistent/page.html"]).contains("/nonexistent/page.html"));
         assert!(refused(&["--page", "/nonexistent/page.html", "--alpha", "7"]).contains("alpha is 7"));
-        assert!(Cli::try_parse_from(["lamina", "model", "--page", "a.html", "--json"]).is_err());
+        for (option, value, bound) in [
+            ("--link", "0", "link is 0 GB/s: it must be from 0.001 to 1000000 GB/s"),
+            ("--ddr", "-1", "ddr is -1 GB/s: it must be from 0.001 to 1000000 GB/s"),
+            ("--device", "0", "device is 0 GB: it must be from 0.001 to 1000000000 GB"),
+            ("--hbm", "-1", "hbm is -1 GB: it must be from 0 to 1000000 GB"),
+            ("--hbm", "1e308", "hbm is 1e308 GB: it must be from 0 to 1000000 GB"),
+            ("--hbm", "1e7", "hbm is 10000000 GB: it must be from 0 to 1000000 GB"),
+            ("--batch", "-2", "batch is -2: it must be from 1 to 1000000"),
+            ("--weight-bits", "-1", "weight_bits is -1: it must be from 1 to 64"),
+        ] {
+            assert_eq!(refused(&[option, value]), bound);
+        }
+        for options in
+            [&["--page", "a.html", "--json"][..], &["--paper", "--plot", "-"], &["opt-30b", "--paper"]]
+        {
+            assert!(Cli::try_parse_from([&["lamina", "model"], options].concat()).is_err(), "{options:?}");
+        }
+        self::args(&["--paper", "--json"]);
         assert!(Cli::try_parse_from(["lamina", "model", "--context", "4x"]).is_err());
     }
 }

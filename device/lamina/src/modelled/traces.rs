@@ -40,7 +40,8 @@ pub(crate) fn trace(command: &Trace) -> Result<()> {
     match command {
         Trace::Record(_) => bail!("a recording waits for a device"),
         Trace::Show { file, requests, json } => {
-            show(&mut text, file, *requests, *json).with_context(|| format!("{}", file.display()))?;
+            let reader = open(file)?;
+            show(&mut text, reader, *requests, *json).with_context(|| format!("{}", file.display()))?;
         }
         Trace::Replay { file, design, replayed, json } => {
             let (subject, options) = (Subject::named(design)?, options(replayed)?);
@@ -123,8 +124,7 @@ fn options(args: &Replayed) -> Result<Options> {
     })
 }
 
-fn show(out: &mut impl Write, path: &Path, shown: u64, json: bool) -> Result<()> {
-    let mut reader = open(path)?;
+fn show(out: &mut impl Write, mut reader: Reader<BufReader<Watched>>, shown: u64, json: bool) -> Result<()> {
     let Header { seen, device_bytes } = reader.header();
     let (mut views, mut requests, mut first) = (Vec::new(), Vec::new(), Vec::new());
     let (mut kinds, mut guests) = ([0_u64; 3], BTreeSet::new());
@@ -229,9 +229,6 @@ fn convert(args: &Convert, input: BufReader<Watched>, mut output: BufWriter<File
         (Some(from), _) => {
             let header = Header { seen: Seen::Lines, device_bytes: args.device };
             let mut writer = Writer::new(output, header)?;
-            if !matches!(args.bits, 4 | 8 | 16 | 32) {
-                bail!("--bits is {}: it must be 4, 8, 16 or 32", args.bits);
-            }
             writer.view(&View::full(args.bits))?;
             for (number, line) in (0..).zip(input.lines()) {
                 let Some(access) = form(from).read(number, &line?)? else { continue };
@@ -342,7 +339,22 @@ mod tests {
         let why = refused(&["trace", "convert", &theirs, &ours, "--from", "ramulator2", "--device", "1G"]);
         assert!(why.contains("address of line 2 is 0x40000000"), "{why}");
         assert!(!Path::new(&ours).exists());
-        assert!(refused(&["compare", &theirs]).contains("the header is not whole"));
+        for command in [&["compare", &theirs][..], &["trace", "show", &theirs], &["trace", "replay", &theirs]]
+        {
+            let why = refused(command);
+            assert!(why.contains("the header is not whole") && why.matches(&theirs).count() == 1, "{why}");
+        }
+        for (option, value, bound) in [
+            ("--mshr", "-1", "from 1 to 4096"),
+            ("--mshr", "0", "from 1 to 4096"),
+            ("--index-entries", "-1", "from 1 to 67108864"),
+            ("--index-ways", "-1", "from 1 to 256"),
+            ("--buffer", "-1", "from 0 to 4096"),
+            ("--assume-bits", "-1", "4, 8, 16 or 32"),
+        ] {
+            let why = refused(&["compare", &theirs, option, value]);
+            assert!(why.contains(option) && why.contains(bound), "{why}");
+        }
         assert!(refused(&["compare", &theirs, "--design", "best"]).contains("design is best"));
         assert!(refused(&["compare", &theirs, "--dram", "ddr9"]).contains("ddr5-4800"));
         std::fs::write(&theirs, "LD 0x0\n").unwrap();
@@ -352,7 +364,7 @@ mod tests {
         assert!(why.contains("cannot make") && Path::new(&ours).exists(), "{why}");
         assert!(refused(&["compare", &ours, "--link", "gen9"]).contains("link is gen9"));
         assert!(refused(&["compare", &ours, "--index-ways", "3"]).contains("index-ways is 3"));
-        assert!(refused(&["compare", &ours, "--link-latency=-7"]).contains("link-latency is -7"));
+        assert!(refused(&["compare", &ours, "--link-latency", "-7"]).contains("link-latency is -7"));
         // What is exported lies in a module, and what is too large for one does with none.
         let (large, out) = (path("large.trace"), path("large.txt"));
         run(&["trace", "convert", &theirs, &large, "--from", "ramulator2", "--device", "128G"]).unwrap();
@@ -361,5 +373,7 @@ mod tests {
         run(&[&words[..], &["--dram", "none"]].concat()).unwrap();
         assert!(refused(&["compare", &ours, "--assume-ratios", "1,2"]).contains("takes three"));
         assert!(refused(&["compare", &ours, "--assume-ratios", "1,1,7"]).contains("assumed trace ratio"));
+        let ratios = refused(&["compare", &ours, "--assume-ratios", "-1,1,1"]);
+        assert!(ratios.contains("assumed lz4 ratio is -1: it must be from 1 to 1.9"), "{ratios}");
     }
 }

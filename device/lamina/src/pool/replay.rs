@@ -168,7 +168,7 @@ pub(super) fn replay(args: &Replay) -> Result<()> {
 }
 
 fn report(args: &Replay, trace: &Trace) -> Result<Report> {
-    let shape = shape(&args.model)?;
+    let shape = shape(&args.model, None)?;
     let block_bytes = ceil(shape.kv_bytes() * float(BLOCK_TOKENS));
     let compute = Compute { flops: args.tflops * 1e12, token_flop: 2.0 * shape.active() };
     let mut report = Report {

@@ -17,7 +17,8 @@ fn of_figure<'f>(found: &'f Found, figure: &'f str) -> impl Iterator<Item = &'f 
 fn source(found: &Found) -> String {
     format!(
         "Modelled: uncompressed weights read by the DRAM model ({}), by planes from rows of their \
-            own and by words, every command checked. Currents: {}. The papers' models are not at \
+            own and by words over all channels and bank groups, every command checked. A part of \
+            what they differ in is that placement. Currents: {}. The papers' models are not at \
             hand, and need not be: bytes and rows are a matter of sizes.",
         found.profile.name, found.profile.currents.source
     )

@@ -80,6 +80,7 @@ fn a_trace_of_a_mount_moves_the_bytes_that_were_counted() {
         assert!(zstd.contains("assumed: a ratio of 1.259 (bf16 weights"), "{text}");
         // The tensor is noise.
         assert!(zstd.contains("sizes of 0 blocks measured") && zstd.contains("taken as they are"), "{text}");
+        assert!(line("What plain-rows and plain differ in is placement").ends_with("alone."), "{text}");
         for histogram in [" blocks by cycles ", " requests by ns "] {
             assert!(line(histogram).contains("gcomp-zstd"), "{text}");
         }

@@ -227,7 +227,7 @@ impl Profile {
     pub fn parse(name: &str, text: &str) -> Result<Self, ModelError> {
         let form = |why: toml::de::Error| ModelError::Form { what: name.to_owned(), why: why.to_string() };
         let profile: Self = toml::from_str(text).map_err(form)?;
-        profile.check()?;
+        profile.check().map_err(|why| why.within_file(name))?;
         Ok(profile)
     }
 

@@ -461,6 +461,10 @@ fn absurd_modules_are_refused_by_field() {
     assert!(Profile::named("ddr4").unwrap_err().to_string().contains("ddr5-4800"));
     let text = toml::to_string(&profile()).unwrap();
     assert_eq!(Profile::parse("mine", &text).unwrap(), profile());
+    let documented = include_str!("../../../../docs/ddr5.toml");
+    assert_eq!(Profile::parse("docs/ddr5.toml", documented).unwrap(), profile());
+    let why = Profile::parse("mine", &text.replace("channels = 4", "channels = 0")).unwrap_err().to_string();
+    assert_eq!(why, "mine: geometry.channels is 0: it must be from 1 to 64");
     let why = Profile::parse("mine", &text.replace("rcd = 39\n", "")).unwrap_err().to_string();
     assert!(why.contains("rcd"), "{why}");
 }

@@ -9,12 +9,20 @@ const PART: u64 = 1 << 16;
 /// Weights of all chunks together: a thousand models.
 const MAX_WEIGHTS: u64 = 1 << 50;
 
-/// Chunks written down, a line each: weights and bits.
+/// Refuses a number of weights that no model has.
+///
+/// # Errors
+/// The number and its bounds.
+pub fn check_weights(weights: f64) -> Result<(), ModelError> {
+    within("weights", weights, 1.0..=float(MAX_WEIGHTS)).map(|_| ())
+}
+
+/// Chunks written down, a line each: weights and bits, of `base` at the most.
 ///
 /// # Errors
 /// The line and its field.
-pub fn parse_map(text: &str) -> Result<Vec<Chunk>, ModelError> {
-    lines(text, "bits", |field, bits| {
+pub fn parse_map(text: &str, base: u32) -> Result<Vec<Chunk>, ModelError> {
+    lines(text, base, "bits", |field, bits| {
         let bits = bits.parse::<u64>().map_err(|_| ModelError::field(field, bits, "a whole number"))?;
         Ok(u32::try_from(bits).unwrap_or(u32::MAX))
     })
@@ -24,8 +32,8 @@ pub fn parse_map(text: &str) -> Result<Vec<Chunk>, ModelError> {
 ///
 /// # Errors
 /// The line and its field.
-pub fn parse_scores(text: &str, thresholds: &Thresholds) -> Result<Vec<Chunk>, ModelError> {
-    lines(text, "score", |field, score| {
+pub fn parse_scores(text: &str, base: u32, thresholds: &Thresholds) -> Result<Vec<Chunk>, ModelError> {
+    lines(text, base, "score", |field, score| {
         let score = score.parse().map_err(|_| ModelError::field(field, score, "a number from 0 to 1"))?;
         within(field, score, 0.0..=1.0).map(|score| thresholds.bits(score))
     })
@@ -34,6 +42,7 @@ pub fn parse_scores(text: &str, thresholds: &Thresholds) -> Result<Vec<Chunk>, M
 /// Lines of weights and something that gives bits; behind `#` is a comment.
 fn lines(
     text: &str,
+    base: u32,
     second: &str,
     bits: impl Fn(&str, &str) -> Result<u32, ModelError>,
 ) -> Result<Vec<Chunk>, ModelError> {
@@ -50,8 +59,14 @@ fn lines(
         };
         let (field, weights) = next("weights")?;
         let weights = weights.parse().map_err(|_| ModelError::field(&field, weights, "a whole number"))?;
+        within(&field, float(weights), 1.0..=float(MAX_WEIGHTS))?;
         let (field, second) = next(second)?;
-        chunks.push(Chunk { weights, bits: bits(&field, second)? });
+        let bits = bits(&field, second)?;
+        within(&format!("bits of line {number}"), f64::from(bits), 0.0..=f64::from(base))?;
+        chunks.push(Chunk { weights, bits });
+    }
+    if chunks.is_empty() {
+        return Err(ModelError::missing(&format!("a line of weights and {second}")));
     }
     Ok(chunks)
 }

@@ -17,7 +17,7 @@ mod tests;
 
 use serde::Serialize;
 
-pub use self::given::{Thresholds, parse_map, parse_scores};
+pub use self::given::{Thresholds, check_weights, parse_map, parse_scores};
 pub use self::paper::{Beside, beside};
 use crate::ModelError;
 use crate::dram::{Access, Dram, Energy, Place, Profile};
@@ -98,6 +98,7 @@ impl Work {
     /// # Errors
     /// A field that is of no use.
     pub fn sample(base: u32, mix: &Mix, weights: u64, sample: u64) -> Result<Self, ModelError> {
+        check_base(base)?;
         mix.check(base)?;
         within("chunk", float(weights), 1.0..=float(MAX_SAMPLE))?;
         within("sample", float(sample), 1.0..=float(MAX_SAMPLE))?;

@@ -102,11 +102,24 @@ fn mixes_and_maps_are_read_and_absurd_ones_refused() {
     assert!(refused("65:1").contains("bits of a mix is 65"));
     assert!(refused("16:1.5,8:-0.5").contains("part of a mix"));
     assert_eq!(
-        parse_map("# head\n3700 8\n7200,16 # neuron\n").unwrap(),
+        parse_map("# head\n3700 8\n7200,16 # neuron\n", 16).unwrap(),
         [Chunk { weights: 3700, bits: 8 }, Chunk { weights: 7200, bits: 16 }]
     );
-    assert!(parse_map("12\n").unwrap_err().to_string().contains("bits of line 1 is missing"));
-    assert!(parse_map("\na 1\n").unwrap_err().to_string().contains("weights of line 2 is a"));
+    for (text, why) in [
+        ("12\n", "bits of line 1 is missing"),
+        ("\na 1\n", "weights of line 2 is a: it must be a whole number"),
+        ("1 1\n100 99\n", "bits of line 2 is 99: it must be from 0 to 16"),
+        ("0 8", "weights of line 1 is 0: it must be from 1 to 1125899906842624"),
+        ("", "a line of weights and bits is missing"),
+        ("# nothing\n\n", "a line of weights and bits is missing"),
+    ] {
+        assert!(parse_map(text, 16).unwrap_err().to_string().starts_with(why), "{text}");
+    }
+    for weights in [0.0, -1.0, 1e99, f64::NAN] {
+        let why = check_weights(weights).unwrap_err().to_string();
+        assert!(why.contains("it must be from 1 to 1125899906842624"), "{why}");
+    }
+    check_weights(46.7e9).unwrap();
     let work = |base, weights, bits| {
         let work = Work { base, chunks: vec![Chunk { weights, bits }] };
         fetch(&profile(), &work).unwrap_err().to_string()
@@ -118,6 +131,7 @@ fn mixes_and_maps_are_read_and_absurd_ones_refused() {
     let none = Work { base: 16, chunks: Vec::new() };
     assert!(fetch(&profile(), &none).unwrap_err().to_string().contains("chunks is missing"));
     assert!(Work::sample(16, &mix, 0, 1).unwrap_err().to_string().contains("chunk is 0"));
+    assert!(Work::sample(0, &mix, 1, 1).unwrap_err().to_string().starts_with("base is 0"));
     assert!(Work::sample(8, &mix, 1, 1).unwrap_err().to_string().contains("bits of a mix is 16"));
 }
 
@@ -130,13 +144,16 @@ fn scores_become_the_bits_of_their_thresholds() {
         assert_eq!(mode.bits(score), bits, "{score}");
     }
     assert_eq!(
-        parse_scores("4096 0.9 # an expert\n4096 0.1\n", &mode).unwrap(),
+        parse_scores("4096 0.9 # an expert\n4096 0.1\n", 16, &mode).unwrap(),
         [Chunk { weights: 4096, bits: 16 }, Chunk { weights: 4096, bits: 0 }]
     );
-    let refused = |text: &str| parse_scores(text, &mode).unwrap_err().to_string();
+    let refused = |text: &str| parse_scores(text, 16, &mode).unwrap_err().to_string();
     assert!(refused("7 1.5").contains("score of line 1 is 1.5"));
     assert!(refused("7 nan").contains("score of line 1 is NaN"));
     assert!(refused("7").contains("score of line 1 is missing"));
+    assert!(refused("").contains("a line of weights and score is missing"));
+    let narrow = parse_scores("7 0.1\n7 0.9", 8, &mode).unwrap_err().to_string();
+    assert_eq!(narrow, "bits of line 2 is 16: it must be from 0 to 8");
     for wrong in ["", "0.8", "0.6:12,0.8:16", "0.8:16,0.8:12", "nan:16", "2:16", "0.8:x"] {
         assert!(Thresholds::parse(wrong).unwrap_err().to_string().contains("thresholds"), "{wrong}");
     }

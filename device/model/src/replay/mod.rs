@@ -2,7 +2,10 @@
 //! same work.
 //!
 //! What each design does with a request, block by block:
-//! * `plain` moves the lines that are asked for. It reads a line that is written in part.
+//! * `plain` moves the lines that are asked for. It reads a line that is written in part. Lines that
+//!   follow each other lie in all channels and bank groups.
+//! * `plain-rows` moves the same lines, and a block's lie in a row, as a bundle does. What it and
+//!   `plain` differ in is placement; what it and `gcomp` or `trace` differ in is not.
 //! * `gcomp` looks for the block's index entry, and moves all of the coded block.
 //! * `trace` looks for the entry, and moves the planes that the view wants: with [`Placement::Bundles`]
 //!   out of one bundle, with [`Placement::Planes`] from rows in which each plane of many blocks
@@ -53,6 +56,8 @@ pub enum WordCodec {
 pub enum Placement {
     /// Lines at their addresses, over all channels and bank groups.
     Words,
+    /// A block's lines together, within rows, and blocks as bundles lie.
+    Rows,
     /// A block's bytes together, within rows.
     Bundles,
     /// A plane of many blocks together in a row: as many rows as planes.
@@ -73,8 +78,9 @@ pub struct Subject {
 }
 
 /// All subjects, in the order of reports.
-pub const SUBJECTS: [Subject; 5] = [
+pub const SUBJECTS: [Subject; 6] = [
     Subject { name: "plain", design: Design::Plain, codec: None, placement: Placement::Words },
+    Subject { name: "plain-rows", design: Design::Plain, codec: None, placement: Placement::Rows },
     Subject {
         name: "gcomp-lz4",
         design: Design::Gcomp,
@@ -239,6 +245,8 @@ pub struct DramReport {
 pub struct ViewTraffic {
     /// The view.
     pub view: String,
+    /// Bits of an element under it: views of two formats may have one name.
+    pub bits: u32,
     /// Both directions.
     #[serde(flatten)]
     pub traffic: Traffic,

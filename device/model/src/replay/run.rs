@@ -4,6 +4,7 @@ mod lines;
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
+use std::ops::Range;
 use std::rc::Rc;
 
 use super::{DramReport, Options, Outcome, Pace, Placement, Subject, ViewTraffic, WordCodec, layout};
@@ -205,12 +206,28 @@ impl Run {
             if !write || !is_whole {
                 let cycles = Design::Plain.cycles(Stored::Bypass, true);
                 self.service.add_each(cycles, lines.end - lines.start);
-                self.sums.read += self.bursts(lines.clone(), Way::ByLine, false);
+                self.sums.read += self.words(lines.clone(), false);
             }
             if write {
-                self.sums.written += self.bursts(lines, Way::ByLine, true);
+                self.sums.written += self.words(lines, true);
             }
         }
+    }
+
+    /// Moves lines of words from where `plain` or `plain-rows` has them, and gives their bytes.
+    fn words(&mut self, lines: Range<u64>, write: bool) -> u64 {
+        const LINES: u64 = BLOCK_BYTES / 64;
+        if self.subject.placement != Placement::Rows {
+            return self.bursts(lines, Way::ByLine, write);
+        }
+        let (mut at, mut moved) = (lines.start, 0);
+        while at < lines.end {
+            let end = lines.end.min((at / LINES + 1) * LINES);
+            let first = self.segment(at / LINES, LINES, None) + at % LINES;
+            moved += self.bursts(first..first + (end - at), Way::ByRow, write);
+            at = end;
+        }
+        moved
     }
 
     /// Whether a device of this design moved what was served so.
@@ -389,7 +406,7 @@ impl Run {
             };
             used(&mut traffic.up);
             used(&mut traffic.down);
-            ViewTraffic { view: view.name.clone(), traffic }
+            ViewTraffic { view: view.name.clone(), bits: view.bits, traffic }
         });
         let service = self.service.summary();
         let load = |cycles: f64| cycles / GHZ + self.options.link.latency_ns;

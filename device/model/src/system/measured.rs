@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::Ratios;
+use super::{RATIOS, Ratios};
 use crate::ModelError;
 
 /// Bytes before and after, of weights and of KV.
@@ -48,6 +48,10 @@ impl Sums {
 /// # Errors
 /// It is none of these forms, or a field of it is not what it should be.
 pub fn from_json(name: &str, text: &str, otherwise: &[Ratios; 3]) -> Result<[Ratios; 3], ModelError> {
+    read(name, text, otherwise).map_err(|why| why.within_file(name))
+}
+
+fn read(name: &str, text: &str, otherwise: &[Ratios; 3]) -> Result<[Ratios; 3], ModelError> {
     let form = |why: String| ModelError::Form { what: name.to_owned(), why };
     let json: Value = serde_json::from_str(text).map_err(|why| form(why.to_string()))?;
     let ratios = if json.get("total").is_some() {
@@ -56,19 +60,21 @@ pub fn from_json(name: &str, text: &str, otherwise: &[Ratios; 3]) -> Result<[Rat
         decoded(name, &json, otherwise)?
     } else if json.get("tensors").is_some() {
         stats(name, &json, otherwise)?
-    } else if json.get("trace").is_some() {
+    } else if json.get("trace").or(json.get("gcomp")).is_some() {
         written(name, &json, otherwise)?
     } else {
-        let forms = "it is neither of `lamina analyze --json` nor of /stats nor a decode run's report, nor has it `trace`";
+        let forms = "it is neither of `lamina analyze --json` nor of /stats nor a decode run's report, nor has it `trace` or `gcomp`, as in {\"trace\": {\"kv\": 1.5, \"weights\": 1.3}}";
         return Err(form(forms.to_owned()));
     };
     ratios.iter().try_for_each(Ratios::check)?;
     Ok(ratios)
 }
 
-fn tensors(json: &Value) -> Result<&Vec<Value>, ModelError> {
+/// Each tensor, and the pointer to it.
+fn tensors(json: &Value) -> Result<impl Iterator<Item = (&Value, String)>, ModelError> {
     let tensors = json.get("tensors").and_then(Value::as_array).filter(|tensors| !tensors.is_empty());
-    tensors.ok_or_else(|| ModelError::missing("tensors"))
+    let tensors = tensors.ok_or_else(|| ModelError::missing("tensors"))?;
+    Ok(tensors.iter().enumerate().map(|(at, tensor)| (tensor, format!("/tensors/{at}"))))
 }
 
 fn number(value: &Value, pointer: &str) -> Result<f64, ModelError> {
@@ -86,9 +92,9 @@ fn analysis(name: &str, json: &Value, otherwise: &[Ratios; 3]) -> Result<[Ratios
     let best = sizes.iter().min_by(|a, b| a.1.total_cmp(&b.1));
     let (codec, _) = best.ok_or_else(|| ModelError::missing("/total/codecs"))?;
     let (mut trace, mut gcomp) = (Sums::default(), Sums::default());
-    for tensor in tensors(json)? {
-        let before = number(tensor, "/logical_bytes")?;
-        trace.add(tensor, before, number(tensor, &format!("/codecs/{codec}/stored_bytes"))?);
+    for (tensor, at) in tensors(json)? {
+        let before = number(json, &format!("{at}/logical_bytes"))?;
+        trace.add(tensor, before, number(json, &format!("{at}/codecs/{codec}/stored_bytes"))?);
         // Null where nothing is stored.
         let word = tensor.pointer("/word_major/zstd").and_then(Value::as_f64);
         gcomp.add(tensor, before, word.filter(|ratio| *ratio > 0.0).map_or(0.0, |ratio| before / ratio));
@@ -102,12 +108,19 @@ fn analysis(name: &str, json: &Value, otherwise: &[Ratios; 3]) -> Result<[Ratios
     ])
 }
 
+/// Adds what a device stores of each tensor.
+fn add_stored(sums: &mut Sums, json: &Value) -> Result<(), ModelError> {
+    for (tensor, at) in tensors(json)? {
+        let stored = number(json, &format!("{at}/stored_bytes"))?;
+        sums.add(tensor, number(json, &format!("{at}/logical_bytes"))?, stored);
+    }
+    Ok(())
+}
+
 /// What a device stores. It does not say what `gcomp` would store of each tensor.
 fn stats(name: &str, json: &Value, otherwise: &[Ratios; 3]) -> Result<[Ratios; 3], ModelError> {
     let mut trace = Sums::default();
-    for tensor in tensors(json)? {
-        trace.add(tensor, number(tensor, "/logical_bytes")?, number(tensor, "/stored_bytes")?);
-    }
+    add_stored(&mut trace, json)?;
     let trace = trace.ratios("trace", &otherwise[2], &format!("measured: {name}, a device's counters"));
     Ok([otherwise[0].clone(), otherwise[1].clone(), trace])
 }
@@ -116,9 +129,7 @@ fn stats(name: &str, json: &Value, otherwise: &[Ratios; 3]) -> Result<[Ratios; 3
 /// KV is said beside them.
 fn decoded(name: &str, json: &Value, otherwise: &[Ratios; 3]) -> Result<[Ratios; 3], ModelError> {
     let mut weights = Sums::default();
-    for tensor in tensors(json)? {
-        weights.add(tensor, number(tensor, "/logical_bytes")?, number(tensor, "/stored_bytes")?);
-    }
+    add_stored(&mut weights, json)?;
     let kv = json.pointer("/decode/kv_ratio").filter(|ratio| !ratio.is_null());
     weights.kv = match kv {
         Some(_) => [number(json, "/decode/kv_ratio")?, 1.0],
@@ -128,12 +139,30 @@ fn decoded(name: &str, json: &Value, otherwise: &[Ratios; 3]) -> Result<[Ratios;
     Ok([otherwise[0].clone(), otherwise[1].clone(), trace])
 }
 
+/// Ratios that somebody wrote down, of a design both or one of them.
 fn written(name: &str, json: &Value, otherwise: &[Ratios; 3]) -> Result<[Ratios; 3], ModelError> {
     let one = |design: &'static str, otherwise: &Ratios| {
         let Some(given) = json.get(design) else { return Ok(otherwise.clone()) };
+        let mut missing = Vec::new();
+        let mut ratio = |of: &'static str, otherwise: f64| {
+            let Some(found) = given.get(of).filter(|found| !found.is_null()) else {
+                missing.push(of);
+                return Ok(otherwise);
+            };
+            let must = || format!("a number from {} to {}", RATIOS.start(), RATIOS.end());
+            let number = found.as_f64().filter(|number| RATIOS.contains(number));
+            number.ok_or_else(|| ModelError::field(&format!("{design} {of} ratio"), found, &must()))
+        };
+        let (kv, weights) = (ratio("kv", otherwise.kv)?, ratio("weights", otherwise.weights)?);
+        if missing.len() == 2 {
+            return Err(ModelError::missing(&format!("{design}: kv or weights")));
+        }
         let source = given.get("source").and_then(Value::as_str);
-        let source = source.map_or_else(|| format!("given: {name}"), str::to_owned);
-        Ok(Ratios { design, kv: number(given, "/kv")?, weights: number(given, "/weights")?, source })
+        let mut source = source.map_or_else(|| format!("given: {name}"), str::to_owned);
+        if let [missing] = missing[..] {
+            source = format!("{source}; {missing}: {}", otherwise.source);
+        }
+        Ok(Ratios { design, kv, weights, source })
     };
     Ok([otherwise[0].clone(), one("gcomp", &otherwise[1])?, one("trace", &otherwise[2])?])
 }

@@ -14,6 +14,8 @@ mod paper;
 mod plot;
 mod shape;
 
+use std::ops::RangeInclusive;
+
 use serde::Serialize;
 
 pub use self::measured::from_json;
@@ -21,7 +23,7 @@ pub use self::paper::{ALPHAS, CEILING, Check, checks};
 pub use self::plot::{svg, terminal};
 pub use self::shape::{PRESETS, Shape};
 use crate::ModelError;
-use crate::number::{ceil, float, rounded, within};
+use crate::number::{ceil, float, rounded, shown, within};
 
 /// Where compression counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -80,19 +82,38 @@ impl Server {
     /// # Errors
     /// The field that is.
     pub fn check(&self) -> Result<(), ModelError> {
-        within("hbm", self.hbm_bytes, 0.0..=1e15)?;
+        gigabytes("hbm", self.hbm_bytes / GB)?;
         within("alpha", self.alpha, 0.0..=1.0)?;
-        within("link", self.link_rate, 1e6..=1e15)?;
-        within("ddr", self.ddr_rate, 1e6..=1e15)?;
+        gigabytes("link", self.link_rate / GB)?;
+        gigabytes("ddr", self.ddr_rate / GB)?;
         within("batch", self.batch, 1.0..=1e6)?;
         within("f-rd", self.read_fraction, 1e-6..=1.0)?;
-        within("device", self.device_bytes, 1e6..=1e18)?;
+        gigabytes("device", self.device_bytes / GB)?;
         within("dram-price", self.dram_price, 0.0..=1e9)?;
         if let Some(ceiling) = self.ceiling {
             within("ceiling", ceiling, 1e-6..=1e9)?;
         }
         Ok(())
     }
+}
+
+const GB: f64 = 1e9;
+
+/// Bytes of so many gigabytes of `hbm` or a `device`, or those a second of `link` or `ddr`.
+///
+/// # Errors
+/// They are out of its bounds, which are said in the unit that is asked for.
+pub fn gigabytes(field: &str, value: f64) -> Result<f64, ModelError> {
+    let (unit, bounds) = match field {
+        "hbm" => ("GB", 0.0..=1e6),
+        "device" => ("GB", 1e-3..=1e9),
+        _ => ("GB/s", 1e-3..=1e6),
+    };
+    if bounds.contains(&value) {
+        return Ok(value * GB);
+    }
+    let must = format!("from {} to {} {unit}", bounds.start(), bounds.end());
+    Err(ModelError::field(field, &format!("{} {unit}", shown(value)), &must))
 }
 
 /// What a design makes of bytes: bytes before over bytes after.
@@ -107,6 +128,9 @@ pub struct Ratios {
     /// Where they come from.
     pub source: String,
 }
+
+/// What a ratio may be.
+const RATIOS: RangeInclusive<f64> = 0.5..=4096.0;
 
 /// Names of the designs, in the order of all reports.
 pub const DESIGNS: [&str; 3] = ["plain", "gcomp", "trace"];
@@ -145,8 +169,8 @@ impl Ratios {
     /// # Errors
     /// The field that is.
     pub fn check(&self) -> Result<(), ModelError> {
-        within(&format!("{} kv ratio", self.design), self.kv, 0.5..=4096.0)?;
-        within(&format!("{} weights ratio", self.design), self.weights, 0.5..=4096.0)?;
+        within(&format!("{} kv ratio", self.design), self.kv, RATIOS)?;
+        within(&format!("{} weights ratio", self.design), self.weights, RATIOS)?;
         Ok(())
     }
 }

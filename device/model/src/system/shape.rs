@@ -1,5 +1,7 @@
 //! What a model of a server must know of an LLM, and where it is read from.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -55,10 +57,10 @@ pub const PRESETS: [Preset; 10] = [
 ];
 
 impl Shape {
-    /// The preset of that name.
+    /// The preset of that name, in whatever case.
     pub fn preset(name: &str) -> Option<Self> {
         let (name, layers, kv_elements, parameters, active, weight_bits, source) =
-            PRESETS.into_iter().find(|preset| preset.0 == name)?;
+            PRESETS.into_iter().find(|preset| preset.0.eq_ignore_ascii_case(name))?;
         Some(Self {
             name: name.to_owned(),
             layers,
@@ -71,20 +73,28 @@ impl Shape {
         })
     }
 
-    /// A shape written down as TOML, or a `config.json` of Hugging Face.
+    /// A shape written down as TOML, or a `config.json` of Hugging Face: what begins with a brace or
+    /// is in a file of that ending. `weight_bits`, if given, are taken whatever the file says.
     ///
     /// # Errors
-    /// What is missing or absurd, by its name.
-    pub fn parse(name: &str, text: &str) -> Result<Self, ModelError> {
+    /// What is missing or absurd, by its name and the file's.
+    pub fn parse(name: &str, text: &str, weight_bits: Option<f64>) -> Result<Self, ModelError> {
         let form = |why: String| ModelError::Form { what: name.to_owned(), why };
-        let shape = if text.trim_start().starts_with('{') {
+        let has_ending =
+            Path::new(name).extension().is_some_and(|ending| ending.eq_ignore_ascii_case("json"));
+        let is_json = has_ending || text.trim_start().starts_with('{');
+        let shape = if is_json {
             let config: Value = serde_json::from_str(text).map_err(|why| form(why.to_string()))?;
-            from_config(name, &config)?
+            if !config.is_object() {
+                return Err(form("it must be an object, as the config.json of a model is".to_owned()));
+            }
+            from_config(name, &config, weight_bits)
         } else {
-            toml::from_str(text).map_err(|why| form(why.to_string()))?
+            let shape: Self = toml::from_str(text).map_err(|why| form(why.to_string()))?;
+            Ok(Self { weight_bits: weight_bits.unwrap_or(shape.weight_bits), ..shape })
         };
-        shape.check()?;
-        Ok(shape)
+        let checked = shape.and_then(|shape| shape.check().map(|()| shape));
+        checked.map_err(|why| why.within_file(name))
     }
 
     /// Refuses what is of no use.
@@ -92,7 +102,7 @@ impl Shape {
     /// # Errors
     /// The field that is.
     pub fn check(&self) -> Result<(), ModelError> {
-        within("layers", self.layers, 1.0..=1e4)?;
+        within("layers", self.layers, 1.0..=MAX_LAYERS)?;
         within("kv_elements", self.kv_elements, 1.0..=1e7)?;
         within("kv_bits", self.kv_bits, 1.0..=64.0)?;
         within("parameters", self.parameters, 1.0..=1e15)?;
@@ -122,19 +132,35 @@ impl Shape {
     }
 }
 
-/// Numbers of a `config.json`, by name.
-struct Config<'c>(&'c Value);
+const MAX_LAYERS: f64 = 1e4;
+
+/// Numbers of a `config.json`, by name: of its text model, if it has one of its own, and of all.
+struct Config<'c> {
+    text: &'c Value,
+    whole: &'c Value,
+}
 
 impl Config<'_> {
     fn get(&self, names: &[&str]) -> Result<Option<f64>, ModelError> {
+        self.get_to(names, 1e8)
+    }
+
+    /// The first of these numbers, which is `most` at most.
+    fn get_to(&self, names: &[&str], most: f64) -> Result<Option<f64>, ModelError> {
         let Some((name, value)) =
-            names.iter().find_map(|name| Some((name, self.0.get(name).filter(|value| !value.is_null())?)))
+            names.iter().find_map(|name| Some((name, self.text.get(name).filter(|value| !value.is_null())?)))
         else {
             return Ok(None);
         };
         let number = value.as_u64().and_then(|number| u32::try_from(number).ok()).map(f64::from);
-        let number = number.filter(|number| (1.0..=1e8).contains(number));
-        number.map(Some).ok_or_else(|| ModelError::field(name, value, "a whole number from 1 to 1e8"))
+        let number = number.filter(|number| (1.0..=most).contains(number));
+        let must = || format!("a whole number from 1 to {most}");
+        number.map(Some).ok_or_else(|| ModelError::field(name, value, &must()))
+    }
+
+    /// What is said of the text model, or else of the whole, of which it is a part.
+    fn said(&self, name: &str) -> Option<&Value> {
+        [self.text, self.whole].into_iter().find_map(|of| of.get(name).filter(|value| !value.is_null()))
     }
 
     fn need(&self, names: &[&str]) -> Result<f64, ModelError> {
@@ -148,13 +174,13 @@ impl Config<'_> {
 
 /// The shape of a Hugging Face `config.json`. Parameters are counted from its dimensions: norms and
 /// biases are left out, which are less than a thousandth.
-fn from_config(name: &str, config: &Value) -> Result<Shape, ModelError> {
-    let config = Config(config.get("text_config").unwrap_or(config));
-    let layers = config.need(&["num_hidden_layers", "n_layer"])?;
+fn from_config(name: &str, config: &Value, bits: Option<f64>) -> Result<Shape, ModelError> {
+    let text = config.get("text_config").filter(|text| text.is_object()).unwrap_or(config);
+    let config = Config { text, whole: config };
+    let names = ["num_hidden_layers", "n_layer"];
+    let layers = config.get_to(&names, MAX_LAYERS)?.ok_or_else(|| ModelError::missing(names[0]))?;
     let hidden = config.need(&["hidden_size", "n_embd"])?;
     let heads = config.need(&["num_attention_heads", "n_head"])?;
-    let kv_heads = config.or(&["num_key_value_heads"], heads)?;
-    let dimension = config.or(&["head_dim"], hidden / heads)?;
     let vocabulary = config.need(&["vocab_size"])?;
     let inner = config.or(&["intermediate_size", "ffn_dim", "n_inner"], 4.0 * hidden)?;
     let latent = config.get(&["kv_lora_rank"])?;
@@ -169,6 +195,14 @@ fn from_config(name: &str, config: &Value) -> Result<Shape, ModelError> {
         let key = hidden * (latent + rope) + latent * heads * (nope + value);
         (latent + rope, query + key + heads * value * hidden)
     } else {
+        let kv_heads = config.or(&["num_key_value_heads"], heads)?;
+        divides("num_key_value_heads", kv_heads, "num_attention_heads", heads, "")?;
+        let dimension = if let Some(dimension) = config.get(&["head_dim"])? {
+            dimension
+        } else {
+            divides("num_attention_heads", heads, "hidden_size", hidden, ", as there is no head_dim")?;
+            hidden / heads
+        };
         (2.0 * kv_heads * dimension, hidden * dimension * (2.0 * heads + 2.0 * kv_heads))
     };
     let names = ["num_local_experts", "n_routed_experts", "num_experts"];
@@ -186,7 +220,7 @@ fn from_config(name: &str, config: &Value) -> Result<Shape, ModelError> {
             (of(experts), of(used))
         }
     };
-    let tied = config.0.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false);
+    let tied = config.said("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false);
     let embedding = vocabulary * hidden;
     let rest = layers * attention + embedding * if tied { 1.0 } else { 2.0 };
     // Of the input embedding a token reads one row.
@@ -198,42 +232,54 @@ fn from_config(name: &str, config: &Value) -> Result<Shape, ModelError> {
         kv_bits: 16.0,
         parameters: all + rest,
         active_parameters: Some(active + read),
-        weight_bits: weight_bits(&config)?,
+        weight_bits: bits.map_or_else(|| weight_bits(&config), Ok)?,
         source: "counted from a config.json".to_owned(),
     })
 }
 
+/// Refuses a number of parts into which a whole cannot be divided.
+fn divides(field: &str, parts: f64, whole: &str, of: f64, why: &str) -> Result<(), ModelError> {
+    if of % parts == 0.0 {
+        return Ok(());
+    }
+    Err(ModelError::field(field, &parts, &format!("a divisor of {whole}, {of}{why}")))
+}
+
 /// Matrices of a feed-forward network: three with a gate, two without.
 fn gates(config: &Config<'_>) -> f64 {
-    let named = |name: &str| config.0.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let named = |name: &str| config.text.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
     let plain = ["opt", "gpt2", "gpt_neox", "bloom", "falcon"].contains(&named("model_type").as_str());
     if plain { 2.0 } else { 3.0 }
 }
 
 fn zero_or(config: &Config<'_>, name: &str) -> Result<f64, ModelError> {
-    match config.0.get(name).and_then(Value::as_u64) {
+    match config.text.get(name).and_then(Value::as_u64) {
         Some(0) => Ok(0.0),
         _ => config.or(&[name], 0.0),
     }
 }
 
 fn weight_bits(config: &Config<'_>) -> Result<f64, ModelError> {
-    let quantised = config.0.get("quantization_config");
-    if let Some(quantised) = quantised.filter(|value| !value.is_null()) {
+    if let Some(quantised) = config.said("quantization_config") {
         if let Some(bits) = quantised.get("bits").and_then(Value::as_f64) {
             return within("quantization_config.bits", bits, 1.0..=64.0);
         }
-        match quantised.get("quant_method").and_then(Value::as_str) {
-            Some("fp8") => return Ok(8.0),
-            Some("mxfp4") => return Ok(4.25),
-            _ => {}
-        }
+        let method = quantised.get("quant_method").and_then(Value::as_str);
+        let is = |name: &str| quantised.get(name).and_then(Value::as_bool) == Some(true);
+        return match method {
+            Some("fp8" | "fbgemm_fp8") => Ok(8.0),
+            Some("mxfp4") => Ok(4.25),
+            Some("bitsandbytes") if is("load_in_4bit") => Ok(4.0),
+            Some("bitsandbytes") if is("load_in_8bit") => Ok(8.0),
+            Some(other) => {
+                let must = "fp8, fbgemm_fp8, mxfp4 or bitsandbytes, or have bits beside it; --weight-bits says them, too";
+                Err(ModelError::field("quantization_config.quant_method", other, must))
+            }
+            None => Err(ModelError::missing("quantization_config.bits")),
+        };
     }
     let names = ["torch_dtype", "dtype"];
-    let Some(value) = names.iter().find_map(|name| config.0.get(name)).filter(|value| !value.is_null())
-    else {
-        return Ok(16.0);
-    };
+    let Some(value) = names.iter().find_map(|name| config.said(name)) else { return Ok(16.0) };
     match value.as_str() {
         Some("float32" | "fp32") => Ok(32.0),
         Some("bfloat16" | "float16" | "bf16" | "fp16") => Ok(16.0),

@@ -112,7 +112,8 @@ fn configs_are_counted_as_their_papers_count_them() {
     for (text, preset) in
         [(llama, "llama-3.1-8b"), (mixtral, "mixtral-8x7b"), (deepseek, "deepseek-v3"), (opt, "opt-30b")]
     {
-        let (read, known) = (Shape::parse("config.json", text).unwrap(), Shape::preset(preset).unwrap());
+        let (read, known) =
+            (Shape::parse("config.json", text, None).unwrap(), Shape::preset(preset).unwrap());
         let close = |a: f64, b: f64| (a / b - 1.0).abs() < 0.01;
         assert!(close(read.parameters, known.parameters), "{preset}: {}", read.parameters);
         assert!(close(read.kv_bytes(), known.kv_bytes()), "{preset}");
@@ -126,14 +127,14 @@ fn configs_are_counted_as_their_papers_count_them() {
 #[test]
 fn toml_says_what_a_preset_says() {
     let text = "name = \"mine\"\nlayers = 32.0\nkv_elements = 2048.0\nparameters = 8.03e9\n";
-    let shape = Shape::parse("mine.toml", text).unwrap();
+    let shape = Shape::parse("mine.toml", text, None).unwrap();
     assert_eq!(shape.active_bytes().to_bits(), shape.weight_bytes().to_bits());
     assert_eq!(shape.kv_bytes().to_bits(), 131_072_f64.to_bits());
 }
 
 #[test]
 fn absurd_and_missing_fields_are_named() {
-    let refused = |text: &str| Shape::parse("shape", text).unwrap_err().to_string();
+    let refused = |text: &str| Shape::parse("shape", text, None).unwrap_err().to_string();
     assert!(refused("name = \"a\"").contains("layers"));
     assert!(
         refused("name = \"a\"\nlayers = 0.0\nkv_elements = 1.0\nparameters = 1.0").contains("layers is 0")
@@ -145,6 +146,9 @@ fn absurd_and_missing_fields_are_named() {
     assert!(refused("{\"num_hidden_layers\": -3}").contains("num_hidden_layers is -3"));
     assert!(refused("{\"num_hidden_layers\": 99999999999}").contains("num_hidden_layers"));
     assert!(refused("{").contains("shape"));
+    for text in ["name = \"a\"\nlayers = 0\nkv_elements = 1.0\nparameters = 1.0", "{}", "layers"] {
+        assert!(refused(text).starts_with("shape: "), "{}", refused(text));
+    }
     let mut system = system("opt-30b", Accounting::DeviceOnly, 0.8);
     let ratios = Ratios::printed();
     assert!(system.report(&ratios, &[0], None).unwrap_err().to_string().contains("context is 0"));
@@ -152,6 +156,113 @@ fn absurd_and_missing_fields_are_named() {
     assert!(system.report(&ratios, &[1], None).unwrap_err().to_string().contains("ddr is 0"));
     system.server.ddr_rate = f64::NAN;
     assert!(system.report(&ratios, &[1], None).unwrap_err().to_string().contains("ddr is NaN"));
+}
+
+/// Bounds are said in the unit of the option.
+#[test]
+fn gigabytes_have_bounds_in_gigabytes() {
+    for (field, value, why) in [
+        ("hbm", 1e7, "hbm is 10000000 GB: it must be from 0 to 1000000 GB"),
+        ("hbm", 1e308, "hbm is 1e308 GB: it must be from 0 to 1000000 GB"),
+        ("hbm", -1.0, "hbm is -1 GB: it must be from 0 to 1000000 GB"),
+        ("link", 0.0, "link is 0 GB/s: it must be from 0.001 to 1000000 GB/s"),
+        ("ddr", f64::INFINITY, "ddr is inf GB/s: it must be from 0.001 to 1000000 GB/s"),
+        ("device", 0.0, "device is 0 GB: it must be from 0.001 to 1000000000 GB"),
+    ] {
+        assert_eq!(gigabytes(field, value).unwrap_err().to_string(), why);
+    }
+    // What is just within them is within those of the server, too.
+    for [device_gb, rate] in [[0.001, 0.001], [1e9, 1e6]] {
+        let rate = gigabytes("ddr", rate).unwrap();
+        let device_bytes = gigabytes("device", device_gb).unwrap();
+        let hbm_bytes = gigabytes("hbm", 1e6).unwrap();
+        let server = Server { ddr_rate: rate, link_rate: rate, device_bytes, hbm_bytes, ..Server::default() };
+        server.check().unwrap();
+    }
+}
+
+/// A `config.json` of 32 layers of 4096 with these fields besides.
+fn config(fields: &str) -> String {
+    format!(
+        r#"{{"num_hidden_layers": 32, "hidden_size": 4096, "vocab_size": 32000, "num_attention_heads": 32 {fields}}}"#
+    )
+}
+
+#[test]
+fn absurd_configs_are_refused_by_file_field_and_bound() {
+    let refused = |text: &str| Shape::parse("a.json", text, None).unwrap_err().to_string();
+    for text in ["[]", "null", "7", "\"x\""] {
+        assert_eq!(refused(text), "a.json: it must be an object, as the config.json of a model is");
+    }
+    assert!(refused("[1").starts_with("a.json: EOF") && refused("").starts_with("a.json: EOF"));
+    let of = |from: &str, to: &str| {
+        let text = config("");
+        assert!(text.contains(from));
+        text.replace(from, to)
+    };
+    let divisor = "it must be a divisor of hidden_size, 4096, as there is no head_dim";
+    let quantised = |with: &str| config(&format!(r#", "quantization_config": {with}"#));
+    let method = |name: &str| {
+        format!(
+            "quantization_config.quant_method is {name}: it must be fp8, fbgemm_fp8, mxfp4 or bitsandbytes, \
+                or have bits beside it; --weight-bits says them, too"
+        )
+    };
+    for (text, why) in [
+        (of("_heads\": 32", "_heads\": 30"), format!("num_attention_heads is 30: {divisor}")),
+        (of("_heads\": 32", "_heads\": 9999"), format!("num_attention_heads is 9999: {divisor}")),
+        (
+            config(r#", "num_key_value_heads": 64"#),
+            "num_key_value_heads is 64: it must be a divisor of num_attention_heads, 32".to_owned(),
+        ),
+        (
+            of("layers\": 32", "layers\": 10001"),
+            "num_hidden_layers is 10001: it must be a whole number from 1 to 10000".to_owned(),
+        ),
+        (
+            of("32000", "100000001"),
+            "vocab_size is 100000001: it must be a whole number from 1 to 100000000".to_owned(),
+        ),
+        (quantised(r#"{"quant_method": "awq"}"#), method("awq")),
+        (quantised(r#"{"quant_method": "gptq", "bits": null}"#), method("gptq")),
+        (quantised("{}"), "quantization_config.bits is missing".to_owned()),
+        (quantised(r#"{"bits": 0}"#), "quantization_config.bits is 0: it must be from 1 to 64".to_owned()),
+    ] {
+        assert_eq!(refused(&text), format!("a.json: {why}"));
+    }
+    let given = quantised(r#"{"quant_method": "awq"}"#);
+    assert!((Shape::parse("a.json", &given, Some(4.0)).unwrap().weight_bits - 4.0).abs() < 1e-9);
+    // With `head_dim` heads need not divide anything.
+    Shape::parse("a.json", &config(r#", "head_dim": 100"#).replace("4096", "4000"), None).unwrap();
+}
+
+/// What is said of the whole model is said of the text model that is a part of it.
+#[test]
+fn bits_are_found_beside_a_text_config_and_in_it() {
+    let bits = |text: &str| Shape::parse("config.json", text, None).unwrap();
+    let inner = |fields: &str, outer: &str| format!(r#"{{"text_config": {} {outer}}}"#, config(fields));
+    let fp8 = r#", "quantization_config": {"quant_method": "fp8"}"#;
+    for (text, expected) in [
+        (inner("", ""), 16.0),
+        (inner("", fp8), 8.0),
+        (inner(fp8, ""), 8.0),
+        (inner(r#", "quantization_config": {"bits": 4}"#, fp8), 4.0),
+        (inner("", r#", "torch_dtype": "float32""#), 32.0),
+        (inner(r#", "dtype": "bfloat16""#, r#", "quantization_config": null"#), 16.0),
+        (config(r#", "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": true}"#), 4.0),
+    ] {
+        let found = bits(&text).weight_bits;
+        assert!((found - expected).abs() < 1e-9, "{text}: {found}");
+    }
+    let tied = bits(&inner("", r#", "tie_word_embeddings": true"#)).parameters;
+    assert_close(&[bits(&inner("", "")).parameters - tied], &[32000.0 * 4096.0]);
+}
+
+#[test]
+fn presets_are_found_in_any_case() {
+    assert_eq!(Shape::preset("GPT-OSS-120B"), Shape::preset("gpt-oss-120b"));
+    assert!(Shape::preset("Llama-3.1-8B").is_some_and(|shape| shape.name == "llama-3.1-8b"));
+    assert!(Shape::preset("llama").is_none());
 }
 
 #[test]
@@ -187,7 +298,25 @@ fn measured_ratios_are_read_from_what_lamina_prints() {
     assert!(refused("{}").contains("lamina analyze"));
     assert!(refused(r#"{"tensors": []}"#).contains("tensors"));
     assert!(refused(r#"{"trace": {"kv": 0.0, "weights": 1.0}}"#).contains("trace kv ratio is 0"));
-    assert!(refused(r#"{"tensors": [{"logical_bytes": "x"}]}"#).contains("/logical_bytes"));
+    assert!(refused(r#"{"tensors": [{"logical_bytes": "x"}]}"#).contains("/tensors/0/"));
+    for (text, why) in [
+        (r#"{"trace": {"kv": -1}}"#, "trace kv ratio is -1: it must be a number from 0.5 to 4096"),
+        (
+            r#"{"gcomp": {"weights": 5000}}"#,
+            "gcomp weights ratio is 5000: it must be a number from 0.5 to 4096",
+        ),
+        (r#"{"trace": {"kv": "1"}}"#, "trace kv ratio is \"1\": it must be a number from 0.5 to 4096"),
+        (r#"{"trace": {}}"#, "trace: kv or weights is missing"),
+        (
+            r#"{"tensors": [{"logical_bytes": 1, "stored_bytes": 1}, {}]}"#,
+            "/tensors/1/stored_bytes is missing",
+        ),
+    ] {
+        assert_eq!(refused(text), format!("r: {why}"));
+    }
+    let [_, _, trace] = from_json("g.json", r#"{"trace": {"weights": 1.3}}"#, &otherwise).unwrap();
+    assert_close(&[trace.kv, trace.weights], &[1.88, 1.3]);
+    assert!(trace.source.starts_with("given: g.json; kv: TRACE"), "{}", trace.source);
 }
 
 #[test]

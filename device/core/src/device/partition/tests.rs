@@ -88,7 +88,7 @@ fn a_guest_can_neither_reach_nor_name_anothers() {
             b.discard(at, 2).unwrap_err(),
             b.flush(at, 2).unwrap_err(),
         ] {
-            assert!(said.to_string().ends_with("the Base window, 98304 bytes"), "{said}");
+            assert!(said.to_string().ends_with("the base window, 98304 bytes"), "{said}");
         }
         let said = b.read_views(VIEWS - 1, &mut bytes).unwrap_err().to_string();
         assert!(said.ends_with("16777216 bytes"), "{said}");

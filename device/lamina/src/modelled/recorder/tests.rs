@@ -189,7 +189,7 @@ fn a_recorded_gcomp_device_moves_what_it_counted_too() {
     read(&rig.device, TENSOR as u64, TENSOR as u64, false);
     let trace = rig.end();
     let comparison = replayed(&trace);
-    let lz4 = &comparison.designs[1];
+    let lz4 = &comparison.designs[2];
     assert_eq!(lz4.subject.name, "gcomp-lz4");
     assert_eq!((lz4.read_bytes, lz4.assumed), (rig.counted("stored_bytes_fetched") - before, 0));
 }
@@ -236,7 +236,7 @@ fn a_replay_of_gcomp_moves_what_the_observers_counted() {
         read(device, 0, 4 << 20, false);
         let after = counted(&rig);
         let comparison = replayed(&rig.end());
-        let lz4 = &comparison.designs[1];
+        let lz4 = &comparison.designs[2];
         assert_eq!((lz4.subject.name, lz4.assumed, comparison.lost), ("gcomp-lz4", 0, 0), "{mode}");
         let moved = [lz4.read_bytes, lz4.written_bytes];
         assert_eq!(moved, [after[0] - before[0], after[1] - before[1]], "{mode}");
