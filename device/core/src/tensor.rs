@@ -199,7 +199,7 @@ pub enum TensorError {
     /// No gap is large enough.
     #[error(
         "{name}: no {length} bytes are free in the base window of {capacity} bytes (largest gap {largest}); \
-         start with a larger --capacity"
+         start with a larger --capacity, or for a partition with a larger --guest NAME=BYTES or --shared"
     )]
     NoRoom {
         /// The tensor.

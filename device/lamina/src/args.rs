@@ -505,7 +505,8 @@ A base: blocks of tensors that both checkpoints have, by name, dtype and shape, 
 them, in whole granules of 64 bytes.
 
 PackKV: every token is rounded to steps of a part of its range, K and V by their own; then tokens are put in order and packed.
-Ratios are to 16 bits an element: as the paper counts, and with scales, zeros, order and headers counted. Nothing is stored so.
+Ratios are to 16 bits an element: as the paper counts, and with scales, zeros, order and headers counted. The device stores a tensor
+so that is made by `lamina tensor add --lossy packkv`.
 
 Examples:
       lamina analyze kv.safetensors --kv 1024 --packkv=0.1,0.2

@@ -137,7 +137,10 @@ fn the_errors_of_a_partition_are_in_its_own_terms() {
         "two: 2 bytes at DPA 0x1000 overlap one at 0x1000, 4096 bytes"
     );
     assert_eq!(refused(spec("two", Some(8), 2, Layout::Weight)), "two: DPA 0x8 is not a multiple of 4096");
-    assert!(refused(spec("two", None, BASE, Layout::Weight)).contains("98304 bytes (largest gap 90112)"));
+    let full = refused(spec("two", None, BASE, Layout::Weight));
+    assert!(full.contains("98304 bytes (largest gap 90112)"), "{full}");
+    // Beside --guest there is no --capacity.
+    assert!(full.contains("--guest NAME=BYTES"), "{full}");
     assert!(
         refused(spec("", None, 2, Layout::Weight)).contains("\"\" cannot name a tensor"),
         "an empty name"
