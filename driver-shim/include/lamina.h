@@ -100,7 +100,7 @@ int lamina_flush(const lamina *handle, uint64_t offset, uint64_t length);
 int lamina_invalidate(const lamina *handle, uint64_t offset, uint64_t length);
 
 /*
- * Tensors and views of this guest's own part of the device. Each call is done when it returns; lamina_refresh() then shows it.
+ * Tensors and views of this guest's own partition of the device. Each call is done when it returns; lamina_refresh() then shows it.
  *
  * lamina_tensor_add makes a tensor where it fits, over bytes that stay; kv_channels 0 means no KV cache, kv_window is in tokens.
  * lamina_tensor_resize makes it longer or shorter where it is. lamina_tensor_remove removes it with its views; its bytes

@@ -101,7 +101,7 @@ pub(crate) struct Disk {
     pub(crate) socket: PathBuf,
     /// What it shows.
     pub(crate) shows: Shows,
-    /// The guest whose part it shows that of; everything if not given.
+    /// The guest whose partition it shows that of; everything if not given.
     pub(crate) guest: Option<String>,
 }
 

@@ -35,7 +35,7 @@ pub enum DeviceError {
     OpenWindows {
         /// How many were asked for.
         windows: u64,
-        /// The fewest: one for each part.
+        /// The fewest: one for each partition.
         least: u64,
     },
     /// Too many partitions.

@@ -66,7 +66,7 @@ fn directory_of(partition: &Partition) -> lamina_abi::Directory {
 }
 
 fn report(partition: &Partition) -> PartitionReport {
-    partition.stats().part().unwrap().clone()
+    partition.stats().partition().unwrap().clone()
 }
 
 #[test]
@@ -372,7 +372,7 @@ fn a_base_is_a_guests_own_and_named_in_its_terms() {
     a.create_tensor(of("w", None)).unwrap();
     let made = a.create_tensor(of("t", Some("w"))).unwrap();
     assert_eq!(made.base.as_deref(), Some("w"));
-    let PartitionStats::Part(own) = a.stats() else { panic!("the device is divided") };
+    let PartitionStats::Own(own) = a.stats() else { panic!("the device is divided") };
     assert_eq!(own.tensors[1].base_tensor.as_deref(), Some("w"));
     let refused = |done: Result<TensorInfo, DeviceError>| done.unwrap_err().to_string();
     assert!(a.remove_tensor("w").unwrap_err().to_string().starts_with("w is the base of t: "));
