@@ -166,8 +166,9 @@ impl Log {
         Ok(())
     }
 
-    /// Writes the state to the other place, which is in use from then on. For what `frees` the state
-    /// may take all that a log may that grows: there is as much behind it as there was before.
+    /// Writes the state to the other place, which is in use from then on. For what `frees` the
+    /// state may take all that a log may that grows: there is as much behind it as there was
+    /// before.
     pub(crate) fn begin_anew(&mut self, state: &State, frees: bool) -> Result<(), FileError> {
         let other = 1 - self.used;
         let (dpa, capacity) = self.places[other];
