@@ -15,7 +15,6 @@ const NOWHERE: u64 = 1 << 63;
 struct Recent {
     /// Where the guest has its line, as long as that is the newest of its set; else [`NOWHERE`].
     line: u64,
-    /// The set.
     set: u64,
     /// Where in a line such an access begins at the latest, if it is to be within the line.
     last_start: u64,

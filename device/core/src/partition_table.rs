@@ -158,7 +158,6 @@ impl PartitionTable {
 }
 
 impl PartitionState {
-    /// Its blocks.
     pub(crate) fn blocks(&self) -> Range<u64> {
         store::blocks(self.base.start)..store::blocks(self.base.end)
     }

@@ -44,7 +44,6 @@ const FILLER_MORE: u64 = 64 << 10;
 /// A place: DPA and bytes.
 pub(crate) type Place = (u64, u64);
 
-/// The log.
 pub(crate) struct Log {
     device: Arc<Device>,
     places: [Place; 2],

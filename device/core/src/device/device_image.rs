@@ -106,7 +106,6 @@ struct SavedTensor {
     #[serde(default, skip_serializing_if = "SavedLayout::is_usual")]
     layout: SavedLayout,
     codec: Codec,
-    /// Its counters.
     counters: Option<usize>,
     /// Those that came later; an older program's image does not say.
     #[serde(default)]
