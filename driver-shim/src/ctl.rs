@@ -147,7 +147,7 @@ fn busy(cause: &io::Error) -> &'static str {
 /// A tensor to be made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NewTensor {
-    /// Its name, unique in this guest's part of the device.
+    /// Its name, unique in this guest's partition of the device.
     pub name: String,
     /// Its bytes.
     pub length: u64,
@@ -164,7 +164,7 @@ pub struct NewTensor {
     pub lossy: Option<String>,
     /// The codec of its planes; the device's if not given.
     pub codec: Option<String>,
-    /// A tensor of this guest's part that its blocks may be stored as differences to.
+    /// A tensor of this guest's partition that its blocks may be stored as differences to.
     pub base: Option<String>,
 }
 

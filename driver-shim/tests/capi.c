@@ -1,4 +1,7 @@
-/* The C interface, used as a C program would. Arguments: base, views. Prints every view; then misuses everything. */
+/*
+ * The C interface, used as a C program would. Arguments: base, views. Prints every view; then
+ * misuses everything.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

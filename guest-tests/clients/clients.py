@@ -72,7 +72,8 @@ def check_safetensors(folder, model):
             for name in file.keys():
                 assert same(file.get_tensor(name), truncated(full[name], mantissa)), (path, name)
     dtypes = {"BF16": BF16, "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
-    # With so many guard planes nothing of bf16 is left out: as a framework casts it, but for what saturates.
+    # With so many guard planes nothing of bf16 is left out: as a framework casts it, but for what
+    # saturates.
     for view, dtype, most in (("fp8_e4m3fn+g4", "F8_E4M3", 448), ("fp8_e5m2+g5", "F8_E5M2", 57344)):
         for name, tensor in mapped(f"{stem}@{view}.safetensors", dtypes).items():
             wanted = np.clip(full[name].astype(np.float32), -most, most).astype(dtypes[dtype])

@@ -15,7 +15,8 @@ folder = Path(sys.argv[1])
 book = json.loads((folder / "report.json").read_text())
 sections = {section["id"]: section for section in book["sections"]}
 
-# Two programs that round at other places, on the same text: under one part in a hundred of each perplexity.
+# Two programs that round at other places, on the same text: under one part in a hundred of each
+# perplexity.
 ours = {row["what"]: row["ours"] for row in sections["cxl-ndp-fig-4"]["rows"]}
 beside = {what: (ours[what.removesuffix(", by llama.cpp")], of) for what, of in ours.items() if what.endswith(", by llama.cpp")}
 assert len(beside) == 4, ours

@@ -1,8 +1,8 @@
 //! A node's heap: chunks of the pool, each of one class and carved into places of one size.
 //!
 //! Which chunks are in use stands in the pool's bitmap, whose they are beside it. Which places of a
-//! chunk are free only its node knows, in its own memory: whoever recovers the node finds out again,
-//! from the table. So nothing is told when a place is taken.
+//! chunk are free only its node knows, in its own memory: whoever recovers the node finds out
+//! again, from the table. So nothing is told when a place is taken.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;

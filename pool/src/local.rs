@@ -1,8 +1,8 @@
 //! Pools in a file that processes of one host share: coherent memory.
 //!
 //! A node's number is a lock on one byte far behind the file's end, which the kernel gives up when
-//! the process dies. So a dead process is known at once, and one that is only stopped is never taken
-//! for dead: the others wait for it.
+//! the process dies. So a dead process is known at once, and one that is only stopped is never
+//! taken for dead: the others wait for it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

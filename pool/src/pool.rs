@@ -165,8 +165,8 @@ impl Pool {
         self.member.node
     }
 
-    /// Does a node's duty: counts on, grants locks if it manages, recovers the dead, takes back what
-    /// others freed. Call it often, or have [`crate::Service`] do so.
+    /// Does a node's duty: counts on, grants locks if it manages, recovers the dead, takes back
+    /// what others freed. Call it often, or have [`crate::Service`] do so.
     ///
     /// # Errors
     /// [`PoolError::Fenced`], [`PoolError::Mem`].

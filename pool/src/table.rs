@@ -8,8 +8,8 @@
 //!
 //! The entry is stored before its tag says so, and never changes while the tag does not. Who reads
 //! pins the slot in a line of its node's, then looks at the tag again. The owner of the place makes
-//! an evicted slot empty when it sees no pin, after it saw the tag evicting. One of the two sees the
-//! other.
+//! an evicted slot empty when it sees no pin, after it saw the tag evicting. One of the two sees
+//! the other.
 
 use std::sync::Mutex;
 

@@ -26,7 +26,8 @@ def main(checkpoint: str) -> None:
             seen = tensor.array(view).astype(np.float32)
             print(f"  {view:14} largest error {np.abs(seen - full).max():.2e}")
 
-        # A KV cache: rows of 64 channels, which the device stores channel by channel in windows of 128 tokens.
+        # A KV cache: rows of 64 channels, which the device stores channel by channel in windows of
+        # 128 tokens.
         rng = np.random.default_rng(0)
         rows = (rng.normal(0, 4, 64) + rng.normal(0, 0.05, (1024, 64)).cumsum(axis=0)).astype(ml_dtypes.bfloat16)
         cache = device.create("kv", rows.shape, rows.dtype, kv=(64, 128))

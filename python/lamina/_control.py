@@ -11,9 +11,11 @@ from urllib.parse import quote
 
 from . import _lamina
 
-#: How long a request may take, in seconds. A flush of many dirty pages is the slowest that has an end.
+#: How long a request may take, in seconds. A flush of many dirty pages is the slowest that has an
+#: end.
 TIMEOUT = 60.0
-#: How often, and after how many seconds, a question is asked again while the device's worker is replaced.
+#: How often, and after how many seconds, a question is asked again while the device's worker is
+#: replaced.
 AGAIN = (20, 0.05)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from ._control import HostControl, LaminaError
 
-#: What the tensor is called that says what a pool's part of the base window holds; where it begins is behind it.
+#: What the tensor is called that says what a pool's part of the base window holds; where it begins
+#: is behind it.
 _TENSOR = "pool@"
 
 

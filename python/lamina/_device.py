@@ -21,7 +21,8 @@ __all__ = ["Device", "Tensor", "mount", "open"]
 
 Path = str | os.PathLike[str]
 
-#: Bytes of the address space of a device that is mounted empty, unless said. Only what is stored takes memory.
+#: Bytes of the address space of a device that is mounted empty, unless said. Only what is stored
+#: takes memory.
 EMPTY = 1 << 30
 
 

@@ -183,7 +183,8 @@ class Pool:
 _OPEN: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
-#: Of each thread that forks, the pools that rest. They are kept, or those that are forgotten meanwhile would rest for ever.
+#: Of each thread that forks, the pools that rest. They are kept, or those that are forgotten
+#: meanwhile would rest for ever.
 _FORKING: dict[int, list[Pool]] = {}
 
 

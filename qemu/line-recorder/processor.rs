@@ -15,12 +15,11 @@ const NOWHERE: u64 = 1 << 63;
 struct Recent {
     /// Where the guest has its line, as long as that is the newest of its set; else [`NOWHERE`].
     line: u64,
-    /// The set.
     set: u64,
     /// Where in a line such an access begins at the latest, if it is to be within the line.
     last_start: u64,
-    /// The access as QEMU says it, and what that is: the logarithm of its bytes, and whether it is a
-    /// store.
+    /// The access as QEMU says it, and what that is: the logarithm of its bytes, and whether it is
+    /// a store.
     access: u32,
     shift: u32,
     is_store: bool,
@@ -90,17 +89,17 @@ impl Processor {
         self.pages.forget();
     }
 
-    /// Whether this is a line that was touched last, or last but one, by an access of the same kind:
-    /// then nothing of the cache changes.
+    /// Whether this is a line that was touched last, or last but one, by an access of the same
+    /// kind: then nothing of the cache changes.
     #[inline]
     pub(crate) fn is_again(&self, access: u32, address: u64) -> bool {
         let [recent, before] = &self.recents;
         recent.is_again(access, address) || before.is_again(access, address)
     }
 
-    /// Bytes of a window are touched: through the cache, if there is one. `guest` is where the guest
-    /// has them, and `place` where that page is. `kind` says what an access is, the logarithm of its
-    /// bytes and whether it is a store; `ticks` is the clock.
+    /// Bytes of a window are touched: through the cache, if there is one. `guest` is where the
+    /// guest has them, and `place` where that page is. `kind` says what an access is, the logarithm
+    /// of its bytes and whether it is a store; `ticks` is the clock.
     ///
     /// # Safety
     /// It has a part.

@@ -33,7 +33,6 @@ const PLAIN_SCALES: RangeInclusive<u8> = 2..=252;
 /// How the elements of a tensor are scaled.
 #[derive(Clone, Debug)]
 pub struct Scaled {
-    /// Their format.
     format: Format,
     /// How many share a scale.
     block: usize,

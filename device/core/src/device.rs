@@ -3,7 +3,7 @@
 //!
 //! | part | owns |
 //! |---|---|
-//! | namespace (`map`, [`tables`], [`kept`]) | tensors and views, who owns which block |
+//! | namespace (`map`, [`tables`], [`device_image`]) | tensors and views, who owns which block |
 //! | block service ([`blocks`]) | the store or the flat memory, what was decoded and not yet read |
 //! | KV staging ([`windows`]) | open KV windows |
 //! | accounts ([`accounts`]) | counters, charges, quotas, [observers] |
@@ -33,12 +33,12 @@ mod config;
 mod decoded;
 mod derived;
 mod detach;
+mod device_image;
 mod error;
 pub mod events;
 #[cfg(test)]
 mod holds;
 mod holes;
-mod kept;
 mod noted;
 mod observers;
 mod parallel;
@@ -71,10 +71,10 @@ use std::{
 use parking_lot::{Mutex, RwLock};
 
 #[cfg(test)]
-pub(crate) use self::kept::text_of;
+pub(crate) use self::device_image::text_of;
 use self::{
-    accounts::Accounts, blocks::BlockService, charge::Charge, events::Events, kept::Kept, noted::LastNoted,
-    observers::Observers, recovered::Recovered, staged::StagedPlaces, windows::KvStaging,
+    accounts::Accounts, blocks::BlockService, charge::Charge, device_image::DeviceImage, events::Events,
+    noted::LastNoted, observers::Observers, recovered::Recovered, staged::StagedPlaces, windows::KvStaging,
 };
 pub use self::{
     config::{DeviceConfig, MAX_OPEN_WINDOWS},
@@ -87,7 +87,7 @@ pub use self::{
     tensor_views::TensorView,
     watcher::{AsWords, Moved, Watcher},
 };
-use crate::partition_table::Part;
+use crate::partition_table::PartitionState;
 pub use lamina_store::image::PartitionConfig;
 
 use crate::{
@@ -135,7 +135,7 @@ pub struct Device {
     windows: KvStaging,
     accounts: Arc<Accounts>,
     /// The image that all this is kept in, if it is.
-    kept: Option<Kept>,
+    image: Option<DeviceImage>,
     events: Events,
     noted: Mutex<LastNoted>,
     /// Processes that served it and died.
@@ -164,7 +164,7 @@ impl Device {
         map: Map,
         blocks: blocks::Backing,
         accounts: Accounts,
-        kept: Option<Kept>,
+        image: Option<DeviceImage>,
         places: Option<StagedPlaces>,
     ) -> Self {
         let accounts = Arc::new(accounts);
@@ -174,7 +174,7 @@ impl Device {
             map: RwLock::new(Arc::new(map)),
             blocks,
             accounts,
-            kept,
+            image,
             events: Events::default(),
             noted: Mutex::default(),
             worker_deaths: AtomicU64::new(0),
@@ -213,37 +213,40 @@ impl Device {
         let mut stats = Stats::default();
         let image = checkpoint::settle(image, config.first_process)?.with_ledger(config.worker);
         let mut observers = Observers::new(&config, Some(&image))?;
-        let (kept, map) = Kept::open(image, &config, &partition_table)?;
-        let parts = partition_table.parts.iter_mut().flat_map(Part::counters);
+        let (image, map) = DeviceImage::open(image, &config, &partition_table)?;
+        let partitions = partition_table.partitions.iter_mut().flat_map(PartitionState::counters);
         let of_members = observers.members_mut().into_iter().flat_map(Members::counters);
-        let counters = parts.chain(stats.counters()).chain(of_members);
-        counters.for_each(|counter| counter.keep(kept.counters().take()));
+        let counters = partitions.chain(stats.counters()).chain(of_members);
+        counters.for_each(|counter| counter.keep(image.counters().take()));
         // An image of an older program has zeros there.
-        let later =
-            partition_table.parts.iter_mut().flat_map(Part::later_counters).chain(stats.later_counters());
-        later.for_each(|counter| counter.keep(kept.counters().take()));
+        let later = partition_table
+            .partitions
+            .iter_mut()
+            .flat_map(PartitionState::later_counters)
+            .chain(stats.later_counters());
+        later.for_each(|counter| counter.keep(image.counters().take()));
         let fit = |noted: &[u64]| noted::fit(noted, &stats, &partition_table, &map);
         let found = |recovered: &mut Recovered, block, entry: &Entry, charge: &Charge| {
             partition_table.found(block, charge.bytes());
             recovered.found(&map, block, entry, charge);
         };
-        let (blocks, basis) = blocks::Backing::open(kept.image(), fit, found)?;
-        let places = StagedPlaces::open(kept.image())?;
+        let (blocks, basis) = blocks::Backing::open(image.image(), fit, found)?;
+        let places = StagedPlaces::open(image.image())?;
         let accounts = Accounts { stats, partition_table, observers };
         match basis {
             Basis::Found(all) => all.into_iter().for_each(|recovered| recovered.settle(&accounts.stats)),
             Basis::Noted { accounts: noted, changed } => accounts.go_on(&map, &noted, &changed),
         }
-        let device = Self::with(config, map, blocks, accounts, Some(kept), Some(places));
-        if device.kept.as_ref().is_some_and(Kept::renumbered) {
+        let device = Self::with(config, map, blocks, accounts, Some(image), Some(places));
+        if device.image.as_ref().is_some_and(DeviceImage::renumbered) {
             // Else the next process would find these counters at zero.
             if let Err(why) = device.keep_all(&device.map()) {
                 tracing::warn!("some counters will begin at zero with the next process: {why}");
             }
         }
         device.windows.reopen(&device.map());
-        if let (Some(kept), Some(store)) = (&device.kept, device.coded_store()) {
-            store.keep_checkpoints(kept.image(), kept.tables())?;
+        if let (Some(image), Some(store)) = (&device.image, device.coded_store()) {
+            store.keep_checkpoints(image.image(), image.tables())?;
         }
         device.recover_windows()?;
         device.note_accounts();
@@ -294,9 +297,9 @@ impl Device {
     /// What the system says; a device that lies in no image has no snapshots, and one at a time is
     /// saved.
     pub fn save(&self, out: &mut impl std::io::Write) -> std::io::Result<u64> {
-        let kept = self.kept.as_ref().ok_or(std::io::ErrorKind::Unsupported)?;
-        let saving = self.coded_store().map(|store| store.begin_saving(kept.tables())).transpose()?;
-        snapshot::save(kept.image(), saving.as_ref(), out)
+        let image = self.image.as_ref().ok_or(std::io::ErrorKind::Unsupported)?;
+        let saving = self.coded_store().map(|store| store.begin_saving(image.tables())).transpose()?;
+        snapshot::save(image.image(), saving.as_ref(), out)
     }
 
     /// Says that so many processes that served this device died before this one.
@@ -311,7 +314,7 @@ impl Device {
 
     /// The image that the device lies in.
     pub fn image(&self) -> Option<&Image> {
-        self.kept.as_ref().map(Kept::image)
+        self.image.as_ref().map(DeviceImage::image)
     }
 
     /// Bytes of the base window.

@@ -1,14 +1,15 @@
-//! The device divided: which part of both windows belongs to whom, and what it may store.
+//! The device divided: which partition of both windows belongs to whom, and what it may store.
 //!
 //! The rules:
-//! * There is always at least one part. The parts lie one behind the other and fill both windows;
-//!   each part's views range begins with a directory of its own.
-//! * An undivided device has one part without a name, and counts nothing for it apart. The tensors
-//!   of a divided one are called by their part: `part/tensor`.
-//! * A quota bounds what a part's blocks are charged in the store. What it refuses is refused
+//! * There is always at least one partition. The partitions lie one behind the other and fill both
+//!   windows; each partition's views range begins with a directory of its own.
+//! * An undivided device has one partition without a name, and counts nothing for it apart. The
+//!   tensors of a divided one are called by their partition: `partition/tensor`.
+//! * A quota bounds what a partition's blocks are charged in the store. What it refuses is refused
 //!   before anything is stored; what takes no more than before never is.
-//! * Every block, KV window, tensor and view belongs to one part, and so does the room for open KV
-//!   windows: whatever one part does, another's writes are neither refused nor coded because of it.
+//! * Every block, KV window, tensor and view belongs to one partition, and so does the room for
+//!   open KV windows: whatever one partition does, another's writes are neither refused nor coded
+//!   because of it.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -25,18 +26,18 @@ use crate::{
 use lamina_codec::BLOCK_BYTES;
 use lamina_store as store;
 
-/// The parts of a device.
+/// The partitions of a device.
 pub(crate) struct PartitionTable {
-    pub(crate) parts: Vec<Part>,
-    /// Whether the parts have names.
+    pub(crate) partitions: Vec<PartitionState>,
+    /// Whether the partitions have names.
     pub(crate) divided: bool,
-    /// How often a part was charged less than before.
+    /// How often a partition was charged less than before.
     pub(crate) freed: AtomicU64,
 }
 
 counters! {
-    /// One part and what is counted of it.
-    pub(crate) struct Part for Compared {
+    /// One partition and what is counted of it.
+    pub(crate) struct PartitionState for Compared {
         pub(crate) name: String;
         /// Its place in the base window.
         pub(crate) base: Range<u64>;
@@ -109,49 +110,54 @@ counters! {
 }
 
 impl PartitionTable {
-    /// The part that holds base offset `at`.
-    pub(crate) fn of_base(&self, at: u64) -> &Part {
-        let after = self.parts.partition_point(|part| part.base.start <= at);
-        &self.parts[after.saturating_sub(1)]
+    /// The partition that holds base offset `at`.
+    pub(crate) fn of_base(&self, at: u64) -> &PartitionState {
+        let after = self.partitions.partition_point(|partition| partition.base.start <= at);
+        &self.partitions[after.saturating_sub(1)]
     }
 
-    /// The number of the part that holds block `block`.
+    /// The number of the partition that holds block `block`.
     pub(crate) fn of_block(&self, block: u64) -> usize {
         let at = block.saturating_mul(BLOCK_BYTES as u64);
-        self.parts.partition_point(|part| part.base.start <= at).saturating_sub(1)
+        self.partitions.partition_point(|partition| partition.base.start <= at).saturating_sub(1)
     }
 
-    /// The part that a tensor's name says it belongs to.
+    /// The partition that a tensor's name says it belongs to.
     pub(crate) fn of_name(&self, name: &str) -> Result<usize, TensorError> {
         if !self.divided {
             return Ok(0);
         }
-        let (part, own) = name.split_once('/').unwrap_or(("", name));
-        let part = self.parts.iter().position(|found| found.name == part).ok_or_else(|| {
-            let partitions = self.parts.iter().map(|part| part.name.as_str()).collect::<Vec<_>>().join(", ");
-            TensorError::NoPartition { name: name.to_owned(), partitions }
-        })?;
+        let (partition, own) = name.split_once('/').unwrap_or(("", name));
+        let partition =
+            self.partitions.iter().position(|found| found.name == partition).ok_or_else(|| {
+                let partitions = self
+                    .partitions
+                    .iter()
+                    .map(|partition| partition.name.as_str())
+                    .collect::<Vec<_>>()
+                    .join(", ");
+                TensorError::NoPartition { name: name.to_owned(), partitions }
+            })?;
         if own.is_empty() {
             return Err(TensorError::Name { name: name.to_owned(), length: name.len() });
         }
-        Ok(part)
+        Ok(partition)
     }
 
-    /// Charges the part of a block for what it is found to hold when a device is opened.
+    /// Charges the partition of a block for what it is found to hold when a device is opened.
     pub(crate) fn found(&self, block: u64, bytes: u64) {
         if self.divided {
-            self.parts[self.of_block(block)].stored.fetch_add(bytes, Relaxed);
+            self.partitions[self.of_block(block)].stored.fetch_add(bytes, Relaxed);
         }
     }
 
-    /// A tensor's name without its part's.
+    /// A tensor's name without its partition's.
     pub(crate) fn own_name<'a>(&self, name: &'a str) -> &'a str {
         if self.divided { name.split_once('/').map_or(name, |(_, own)| own) } else { name }
     }
 }
 
-impl Part {
-    /// Its blocks.
+impl PartitionState {
     pub(crate) fn blocks(&self) -> Range<u64> {
         store::blocks(self.base.start)..store::blocks(self.base.end)
     }

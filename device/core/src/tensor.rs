@@ -199,7 +199,7 @@ pub enum TensorError {
     /// No gap is large enough.
     #[error(
         "{name}: no {length} bytes are free in the base window of {capacity} bytes (largest gap {largest}); \
-         start with a larger --capacity"
+         start with a larger --capacity, or for a partition with a larger --guest NAME=BYTES or --shared"
     )]
     NoRoom {
         /// The tensor.
@@ -353,8 +353,8 @@ pub enum NoBase {
 pub(crate) struct Tensor {
     /// As it was made; [`Tensor::told`] has the base that it has now.
     pub(crate) info: TensorInfo,
-    /// The part of the device that it lies in.
-    pub(crate) part: usize,
+    /// The partition of the device that it lies in.
+    pub(crate) partition: usize,
     /// Its windows, if the device codes it by windows.
     pub(crate) windows: Option<Shape>,
     /// Bytes its blocks are charged in the store.
@@ -434,8 +434,8 @@ pub(crate) fn check(spec: &TensorSpec) -> Result<(u64, Vec<u64>), TensorError> {
     Ok((elements, shape))
 }
 
-/// Why a tensor of partition `part` cannot be coded against `base`, if so.
-pub(crate) fn refused_base(info: &TensorInfo, part: usize, base: &Tensor) -> Option<NoBase> {
+/// Why a tensor of partition `partition` cannot be coded against `base`, if so.
+pub(crate) fn refused_base(info: &TensorInfo, partition: usize, base: &Tensor) -> Option<NoBase> {
     let of = &base.info;
     if info.layout != Layout::Weight || of.layout != Layout::Weight {
         return Some(NoBase::Kv);
@@ -445,7 +445,7 @@ pub(crate) fn refused_base(info: &TensorInfo, part: usize, base: &Tensor) -> Opt
         let (their_format, own_format) = (of.format, info.format);
         return Some(NoBase::Elements { theirs, their_format, own, own_format });
     }
-    if base.part != part {
+    if base.partition != partition {
         return Some(NoBase::Partition);
     }
     (base.lineage.bases().take(MAX_BASES).count() == MAX_BASES).then_some(NoBase::Depth)

@@ -44,7 +44,6 @@ const FILLER_MORE: u64 = 64 << 10;
 /// A place: DPA and bytes.
 pub(crate) type Place = (u64, u64);
 
-/// The log.
 pub(crate) struct Log {
     device: Arc<Device>,
     places: [Place; 2],
@@ -166,8 +165,9 @@ impl Log {
         Ok(())
     }
 
-    /// Writes the state to the other place, which is in use from then on. For what `frees` the state
-    /// may take all that a log may that grows: there is as much behind it as there was before.
+    /// Writes the state to the other place, which is in use from then on. For what `frees` the
+    /// state may take all that a log may that grows: there is as much behind it as there was
+    /// before.
     pub(crate) fn begin_anew(&mut self, state: &State, frees: bool) -> Result<(), FileError> {
         let other = 1 - self.used;
         let (dpa, capacity) = self.places[other];

@@ -147,7 +147,7 @@ pub(crate) enum Command {
 /// need no driver in the guest, and no CXL.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Two guests with a gigabyte each, of which one may store half a gigabyte; then, from two other terminals, boot one on each part:
+Two guests with a gigabyte each, of which one may store half a gigabyte; then, from two other terminals, boot one on each partition:
     lamina serve --mount ~/lamina --guest alice=1G,quota=512M --guest bob=1G,model=model.safetensors
     lamina boot --guest alice            lamina boot --guest bob
 Two hosts that share a region and are not coherent, as CXL 2.0 leaves them:
@@ -172,8 +172,8 @@ pub(crate) struct Serve {
     /// The directory to mount on; made if it is missing.
     #[arg(long, value_name = "DIR", required_unless_present_any = ["vhost_user", "topology"])]
     pub(crate) mount: Option<PathBuf>,
-    /// Take all of this from a file of TOML: docs/lamina.toml is an example. The parts of its
-    /// guests are made, and nobody is booted.
+    /// Take all of this from a file of TOML: docs/lamina.toml is an example. The partitions of
+    /// its guests are made, and nobody is booted.
     #[arg(long, value_name = "FILE")]
     pub(crate) topology: Option<PathBuf>,
     /// Serve disks: a directory for the sockets of both windows, or one socket and what its disk
@@ -505,7 +505,8 @@ A base: blocks of tensors that both checkpoints have, by name, dtype and shape, 
 them, in whole granules of 64 bytes.
 
 PackKV: every token is rounded to steps of a part of its range, K and V by their own; then tokens are put in order and packed.
-Ratios are to 16 bits an element: as the paper counts, and with scales, zeros, order and headers counted. Nothing is stored so.
+Ratios are to 16 bits an element: as the paper counts, and with scales, zeros, order and headers counted. The device stores a tensor
+so that is made by `lamina tensor add --lossy packkv`.
 
 Examples:
       lamina analyze kv.safetensors --kv 1024 --packkv=0.1,0.2

@@ -313,7 +313,7 @@ pub(crate) fn way_to(export: &Value, disks: &[Value], kind: AttachKind, cpus: u3
     Way::files(kind, Files { base, views, ctl, set: None }, None)
 }
 
-/// The sockets of disks, as a device tells of them, that show a guest's part of it, or everything.
+/// The sockets of disks, as a device tells of them, that show a guest's partition, or everything.
 pub(crate) fn sockets(disks: &[Value], guest: Option<&str>) -> Vec<PathBuf> {
     let theirs = disks.iter().filter(|disk| disk["guest"].as_str() == guest);
     theirs.filter_map(|disk| disk["socket"].as_str().map(PathBuf::from)).collect()

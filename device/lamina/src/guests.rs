@@ -51,7 +51,7 @@ pub(crate) struct Member {
 pub(crate) enum GuestExport {
     /// What is everybody's.
     Shared,
-    /// A part of its own, or what is everybody's behind a cache of its own.
+    /// A partition of its own, or what is everybody's behind a cache of its own.
     Named,
 }
 
@@ -116,7 +116,7 @@ fn way(
             Ok(Way::disks(sockets, ready.ctl.clone(), cpus))
         }
         (GuestExport::Shared, _) => {
-            let files = boot::whole(ready, set).context("no part of the device is everybody's")?;
+            let files = boot::whole(ready, set).context("no partition of the device is everybody's")?;
             Way::files(kind, files, None)
         }
     }

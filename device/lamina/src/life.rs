@@ -74,7 +74,6 @@ pub(crate) enum Order {
         /// A monitor socket that only a holder of an earlier version tells of.
         #[serde(default)]
         qmp: Option<PathBuf>,
-        /// The disks.
         disks: Vec<Disk>,
         /// Whether [`Order::ServeFiles`] follows.
         #[serde(default)]
@@ -97,11 +96,10 @@ pub(crate) enum Order {
 /// A disk that is to be served.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Disk {
-    /// Its socket.
     pub(crate) socket: PathBuf,
     /// What it shows.
     pub(crate) shows: Shows,
-    /// The guest whose part it shows that of; everything if not given.
+    /// The guest whose partition it shows that of; everything if not given.
     pub(crate) guest: Option<String>,
 }
 

@@ -33,11 +33,11 @@ const CXL_MULTIPLE: u64 = 256 << 20;
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Several guests on one device")]
 pub(crate) struct PartitionArgs {
-    /// A guest with a part of the device that is its own: window, tensors, views and control
-    /// socket; may be given more than once. `quota` bounds what it may store, `views` is its views
-    /// window, `model` loads a safetensors file into its part and may be repeated, `disks` serves
-    /// its windows as disks too, on sockets in that directory. The capacity is then all parts'
-    /// together.
+    /// A guest with a partition of the device: window, tensors, views and control socket of its
+    /// own; may be given more than once. `quota` bounds what it may store, `views` is its views
+    /// window, `model` loads a safetensors file into its partition and may be repeated, `disks`
+    /// serves its windows as disks too, on sockets in that directory. The capacity is then all
+    /// partitions' together.
     #[arg(
         long = "guest",
         value_name = "NAME=BYTES[,quota=BYTES][,views=BYTES][,model=FILE][,disks=DIR]",
@@ -45,13 +45,13 @@ pub(crate) struct PartitionArgs {
         requires = "mount"
     )]
     guests: Vec<GuestSpec>,
-    /// Bytes of a part that is everybody's, besides the guests' own; --views-capacity is then its
-    /// views window.
+    /// Bytes of a partition that is everybody's, besides the guests' own; --views-capacity is then
+    /// its views window.
     #[arg(long, value_parser = bytes, value_name = "BYTES", requires = "guests")]
     shared: Option<u64>,
-    /// So many hosts, h0, h1 and so on, share the device, or its shared part, each with a cache of
-    /// its own that nobody keeps coherent: stores show at others when they are flushed, and where
-    /// these invalidate.
+    /// So many hosts, h0, h1 and so on, share the device, or its shared partition, each with a
+    /// cache of its own that nobody keeps coherent: stores show at others when they are flushed,
+    /// and where these invalidate.
     #[arg(long, value_name = "N", conflicts_with = "host", requires = "mount", value_parser = clap::value_parser!(u8).range(1..=16))]
     hosts: Option<u8>,
     /// Such a host by name; may be given more than once.
@@ -103,7 +103,7 @@ impl FromStr for GuestSpec {
 /// A device that is to be served, and to whom.
 pub(crate) struct Plan {
     /// The partitions; one without a name for a device that is not divided.
-    parts: Vec<Part>,
+    partitions: Vec<PartitionPlan>,
     /// What is loaded, and where.
     pub(crate) loads: Vec<Load>,
     /// Place, partition and cache of each export.
@@ -117,7 +117,7 @@ pub(crate) struct Plan {
 }
 
 /// A partition as the command line has it; what it does not say is fitting, or as the image has it.
-struct Part {
+struct PartitionPlan {
     name: Option<String>,
     base_bytes: Option<u64>,
     views_bytes: Option<u64>,
@@ -149,7 +149,7 @@ impl Plan {
         let powers_of_two = device.powers_of_two;
         let ways = device.several.interleave.map_or(1, Interleave::ways);
         let mut plan = Self {
-            parts: Vec::new(),
+            partitions: Vec::new(),
             loads: Vec::new(),
             exports: Vec::new(),
             disks: Vec::new(),
@@ -159,12 +159,12 @@ impl Plan {
         for guest in args.guests {
             ensure!(
                 guest.name != SHARED,
-                "{SHARED} names the part that --shared makes; no guest can have it"
+                "{SHARED} names the partition that --shared makes; no guest can have it"
             );
             let name = Some(guest.name.clone());
             plan.load(&guest.models, name.as_ref());
             let (base_bytes, quota_bytes) = (Some(guest.bytes), guest.quota);
-            plan.parts.push(Part { name, base_bytes, views_bytes: guest.views, quota_bytes });
+            plan.partitions.push(PartitionPlan { name, base_bytes, views_bytes: guest.views, quota_bytes });
             plan.disks.extend(guest.disks.map(|directory| (guest.name.clone(), directory)));
             plan.exports.push((Place::Guest(guest.name.clone()), guest.name, None));
         }
@@ -180,15 +180,15 @@ impl Plan {
         let is_shared = !divided || args.shared.is_some();
         ensure!(
             is_shared || hosts.is_empty(),
-            "hosts share a part of the device: say with --shared BYTES how large it is"
+            "hosts share a partition of the device: say with --shared BYTES how large it is"
         );
         ensure!(
             is_shared || device.models.is_empty(),
-            "--model goes to the shared part, and there is none: say --shared BYTES, or load it for a guest with --guest NAME=BYTES,model=FILE"
+            "--model goes to the shared partition, and there is none: say --shared BYTES, or load it for a guest with --guest NAME=BYTES,model=FILE"
         );
         ensure!(
             is_shared || device.qmp.is_empty(),
-            "--qmp tells of the shared part, and there is none: a guest's QEMU is told that listens at qmp-NAME.sock in the --run-dir"
+            "--qmp tells of the shared partition, and there is none: a guest's QEMU is told that listens at qmp-NAME.sock in the --run-dir"
         );
         ensure!(
             hosts.len() <= MAX_PARTITIONS,
@@ -205,7 +205,12 @@ impl Plan {
             let name = divided.then(|| shared.to_owned());
             plan.load(&device.models, name.as_ref());
             let base_bytes = if divided { args.shared } else { device.capacity };
-            plan.parts.push(Part { name, base_bytes, views_bytes: device.views_capacity, quota_bytes: None });
+            plan.partitions.push(PartitionPlan {
+                name,
+                base_bytes,
+                views_bytes: device.views_capacity,
+                quota_bytes: None,
+            });
             if hosts.is_empty() {
                 plan.exports.push((Place::Root, shared.to_owned(), None));
             }
@@ -249,22 +254,23 @@ impl Plan {
             Ok(())
         };
         same("--capacity", device.capacity, Some(is.base_bytes))?;
-        if is.partitions.is_empty() && self.parts.iter().all(|part| part.name.is_none()) {
+        if is.partitions.is_empty() && self.partitions.iter().all(|partition| partition.name.is_none()) {
             return same("--views-capacity", device.views_capacity, Some(is.views_bytes));
         }
-        let requested: Vec<_> = self.parts.iter().filter_map(|part| part.name.as_deref()).collect();
-        let names: Vec<_> = is.partitions.iter().map(|part| part.name.as_str()).collect();
+        let requested: Vec<_> =
+            self.partitions.iter().filter_map(|partition| partition.name.as_deref()).collect();
+        let names: Vec<_> = is.partitions.iter().map(|partition| partition.name.as_str()).collect();
         ensure!(
             requested == names,
-            "--guest and --shared ask for the parts [{}], it has [{}]; an image keeps its parts",
+            "--guest and --shared ask for the partitions [{}], it has [{}]; an image keeps its partitions",
             requested.join(", "),
             names.join(", ")
         );
-        for (part, is) in self.parts.iter().zip(&is.partitions) {
+        for (partition, is) in self.partitions.iter().zip(&is.partitions) {
             let of = |what: &str| format!("the {what} of {}", is.name);
-            same(&of("base window"), part.base_bytes, Some(is.base_bytes))?;
-            same(&of("views window"), part.views_bytes, Some(is.views_bytes))?;
-            same(&of("quota"), part.quota_bytes, is.quota_bytes)?;
+            same(&of("base window"), partition.base_bytes, Some(is.base_bytes))?;
+            same(&of("views window"), partition.views_bytes, Some(is.views_bytes))?;
+            same(&of("quota"), partition.quota_bytes, is.quota_bytes)?;
         }
         Ok(())
     }
@@ -273,20 +279,25 @@ impl Plan {
     /// what they take.
     pub(crate) fn config(&self, options: &LoadOptions) -> Result<DeviceConfig> {
         let mut partitions = Vec::new();
-        for part in &self.parts {
+        for partition in &self.partitions {
             let (mut base_needed, mut views_needed) = (0_u64, lamina_abi::DIRECTORY_BYTES);
-            for load in self.loads.iter().filter(|load| load.partition == part.name) {
+            for load in self.loads.iter().filter(|load| load.partition == partition.name) {
                 let model = load::open(&load.path, options, None)?;
                 base_needed = base_needed.saturating_add(load::base_needed(&model));
                 views_needed = views_needed.saturating_add(load::views_needed(&model, options));
             }
             let fitting = |bytes, devices| fitting(bytes, devices, self.powers_of_two);
-            let base_bytes = part.base_bytes.unwrap_or(fitting(base_needed, self.ways));
-            let views_bytes = part.views_bytes.unwrap_or(fitting(views_needed.max(base_bytes), 1));
-            let Some(name) = part.name.clone() else {
+            let base_bytes = partition.base_bytes.unwrap_or(fitting(base_needed, self.ways));
+            let views_bytes = partition.views_bytes.unwrap_or(fitting(views_needed.max(base_bytes), 1));
+            let Some(name) = partition.name.clone() else {
                 return Ok(DeviceConfig::new(base_bytes, views_bytes));
             };
-            partitions.push(PartitionConfig { name, base_bytes, views_bytes, quota_bytes: part.quota_bytes });
+            partitions.push(PartitionConfig {
+                name,
+                base_bytes,
+                views_bytes,
+                quota_bytes: partition.quota_bytes,
+            });
         }
         Ok(DeviceConfig::divided(partitions))
     }
@@ -327,7 +338,7 @@ impl Plan {
     }
 
     fn divided(&self) -> bool {
-        self.parts.iter().any(|part| part.name.is_some())
+        self.partitions.iter().any(|partition| partition.name.is_some())
     }
 
     /// The exports of `device`, which was made as planned.
@@ -344,18 +355,18 @@ impl Plan {
 }
 
 impl PartitionArgs {
-    /// Asks for the parts that an image has.
+    /// Asks for the partitions that an image has.
     fn divide_like(&mut self, is: &Superblock) {
-        for part in &is.partitions {
-            if part.name == SHARED {
-                self.shared = Some(part.base_bytes);
+        for partition in &is.partitions {
+            if partition.name == SHARED {
+                self.shared = Some(partition.base_bytes);
                 continue;
             }
             self.guests.push(GuestSpec {
-                name: part.name.clone(),
-                bytes: part.base_bytes,
-                quota: part.quota_bytes,
-                views: Some(part.views_bytes),
+                name: partition.name.clone(),
+                bytes: partition.base_bytes,
+                quota: partition.quota_bytes,
+                views: Some(partition.views_bytes),
                 models: Vec::new(),
                 disks: None,
             });
@@ -404,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_alone_has_one_pair_and_no_partitions() {
+    fn a_device_alone_has_one_export_and_no_partitions() {
         let plan = plan(&["--capacity", "512M"]).unwrap();
         let made = config(&plan);
         assert_eq!((made.base_bytes, made.views_bytes), (512 << 20, 512 << 20));
@@ -428,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn guests_have_partitions_and_pairs_of_their_own() {
+    fn guests_have_partitions_and_exports_of_their_own() {
         let words =
             ["--guest", "a=1G,quota=64M", "--guest", "b=256M,views=512M", "--shared", "32M", "--host", "x"];
         let plan = plan(&words).unwrap();
@@ -436,7 +447,14 @@ mod tests {
         let sizes: Vec<_> = made
             .partitions
             .iter()
-            .map(|part| (part.name.as_str(), part.base_bytes >> 20, part.views_bytes >> 20, part.quota_bytes))
+            .map(|partition| {
+                (
+                    partition.name.as_str(),
+                    partition.base_bytes >> 20,
+                    partition.views_bytes >> 20,
+                    partition.quota_bytes,
+                )
+            })
             .collect();
         let expected = [("a", 1024, 1024, Some(64 << 20)), ("b", 256, 512, None), ("shared", 32, 256, None)];
         assert_eq!(sizes, expected);
@@ -458,13 +476,15 @@ mod tests {
             let device = Arc::new(Device::new(config(&plan)).unwrap());
             let serve = serve(&[words, &["--qmp", "/q", "--qmp", "/run/qmp.sock"]].concat()).unwrap();
             let monitors = plan.monitors(Path::new("/run"), &serve.device.qmp, &device).unwrap();
-            let named = |(socket, part): (PathBuf, Partition)| {
-                (socket.to_str().unwrap().to_owned(), part.name().to_owned())
+            let named = |(socket, partition): (PathBuf, Partition)| {
+                (socket.to_str().unwrap().to_owned(), partition.name().to_owned())
             };
             monitors.into_iter().map(named).collect::<Vec<_>>()
         };
         let exports = |all: &[(&str, &str)]| {
-            all.iter().map(|(socket, part)| ((*socket).to_owned(), (*part).to_owned())).collect::<Vec<_>>()
+            all.iter()
+                .map(|(socket, partition)| ((*socket).to_owned(), (*partition).to_owned()))
+                .collect::<Vec<_>>()
         };
         assert_eq!(monitors(&[]), exports(&[("/run/qmp.sock", ""), ("/q", "")]));
         assert_eq!(
@@ -495,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_keeps_its_parts() {
+    fn an_image_keeps_its_partitions() {
         let words = ["--guest", "a=1G,quota=64M", "--guest", "b=256M,views=512M", "--shared", "32M"];
         let first = plan(&words).unwrap();
         let is = config(&first).superblock();
@@ -507,8 +527,8 @@ mod tests {
         assert_eq!(hosts.exports[2].0, Place::Host("h0".into()));
         assert_eq!(hosts.loads, [Load { path: "m".into(), partition: Some(SHARED.into()) }]);
         for (words, says) in [
-            (&["--guest", "a=1G", "--guest", "b=256M"][..], "keeps its parts"),
-            (&["--guest", "b=256M", "--guest", "a=1G", "--shared", "32M"], "keeps its parts"),
+            (&["--guest", "a=1G", "--guest", "b=256M"][..], "keeps its partitions"),
+            (&["--guest", "b=256M", "--guest", "a=1G", "--shared", "32M"], "keeps its partitions"),
             (&["--guest", "a=2G", "--guest", "b=256M", "--shared", "32M"], "base window of a"),
             (&["--guest", "a=1G", "--guest", "b=256M,views=1G", "--shared", "32M"], "views window of b"),
             (

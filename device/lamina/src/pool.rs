@@ -31,8 +31,8 @@ use crate::out::{self, print_line};
 
 /// Keep objects and blocks of KV caches in a file that processes share by loads and stores.
 ///
-/// FILE is a file of the mount, any other file, or a devdax. Every command attaches as a node of its
-/// own, and takes over what a node that died has left.
+/// FILE is a file of the mount, any other file, or a devdax. Every command attaches as a node of
+/// its own, and takes over what a node that died has left.
 #[derive(Debug, Subcommand)]
 pub(crate) enum PoolCommand {
     /// Make an empty pool, in a file that holds nothing.
@@ -45,7 +45,8 @@ pub(crate) enum PoolCommand {
         /// Processes that may be attached at a time.
         #[arg(long, default_value_t = 16)]
         nodes: u32,
-        /// Also in a file that holds something, which is lost, or in a devdax, of which nobody knows.
+        /// Also in a file that holds something, which is lost, or in a devdax, of which nobody
+        /// knows.
         #[arg(long)]
         force: bool,
         #[command(flatten)]

@@ -1,14 +1,14 @@
-//! `lamina boot --topology FILE.toml`, and `lamina serve` with one: a device and its guests, written
-//! down.
+//! `lamina boot --topology FILE.toml`, and `lamina serve` with one: a device and its guests,
+//! written down.
 //!
 //! * Every key is an option by its name: in `[device]` what the device is made of, in `[[guest]]`
 //!   what boots on it. So a file means what the same options mean, and is read by the same parser:
 //!   this only turns one into the other. A test holds the keys against the options, so that none is
 //!   forgotten.
 //! * A file with one guest stands for `lamina boot`. One with several, or with a guest that has a
-//!   part of the device, stands for `lamina serve` and a boot of each guest: see [`several`].
-//! * `lamina serve` makes the device and what is of its guests on it: their parts, and hosts' caches.
-//!   It boots nobody, so there need be none.
+//!   partition, stands for `lamina serve` and a boot of each guest: see [`several`].
+//! * `lamina serve` makes the device and what is of its guests on it: their partitions, and hosts'
+//!   caches. It boots nobody, so there need be none.
 //! * Paths are relative to the file's folder.
 //! * Beside the file, no other option is taken but `--print-command` of a boot and `--json` of
 //!   `serve`.

@@ -677,7 +677,7 @@ impl Control {
         Ok(())
     }
 
-    /// Whose part of the device this control is of, if it is a guest's or a host's.
+    /// Whose partition of the device this control is of, if it is a guest's or a host's.
     pub(super) fn place(&self) -> Option<&Place> {
         self.only.as_ref().map(|(_, place)| place)
     }

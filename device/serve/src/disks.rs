@@ -31,7 +31,7 @@ pub struct DiskInfo {
     pub socket: PathBuf,
     /// What it shows.
     pub shows: Shows,
-    /// Whose part of the device it shows that of, if that is a guest's.
+    /// Whose partition of the device it shows that of, if that is a guest's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest: Option<String>,
     /// Its bytes.

@@ -93,7 +93,7 @@ fn family(
         return Ok(());
     }
     let name = format!("{}{}", section.prefix, first.metric);
-    let help = format!("{}{}", first.help.trim_end_matches('.'), section.of);
+    let help = format!("{}{}", help_of(figures), section.of);
     let unit = match first.unit {
         Unit::Count | Unit::Ratio => None,
         Unit::Bytes => Some(registry::Unit::Bytes),
@@ -116,6 +116,16 @@ fn family(
         encode(number, kind, family.encode_family(&labels)?)?;
     }
     Ok(())
+}
+
+/// What is said of a metric. Of several figures the first says that before a colon, and behind it
+/// what its own label means, which is left out: the others have other labels.
+fn help_of(figures: &[Figure]) -> &'static str {
+    let help = figures.first().map_or("", |first| first.help);
+    match help.split_once(": ") {
+        Some((of_all, _)) if figures.len() > 1 => of_all,
+        _ => help.trim_end_matches('.'),
+    }
 }
 
 fn encode(number: &Value, kind: MetricType, mut to: MetricEncoder<'_>) -> fmt::Result {

@@ -19,7 +19,6 @@ use super::metrics::{CONTENT_TYPE, sections};
 /// The document as it is sent.
 pub(super) static TEXT: LazyLock<String> = LazyLock::new(|| document().to_string());
 
-/// The document.
 pub(super) fn document() -> Value {
     json!({
         "openapi": "3.1.0",

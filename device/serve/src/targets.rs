@@ -78,7 +78,6 @@ impl Targets {
         Self { set, base: ServedPages::new(base_bytes), each: (0..set.ways()).map(target).collect() }
     }
 
-    /// Their numbers.
     pub(super) fn numbers(&self) -> Range<u32> {
         0..self.set.ways()
     }

@@ -166,7 +166,7 @@ enum Command {
         #[arg(long, requires = "offset")]
         length: Option<u64>,
     },
-    /// Make, resize and remove tensors in this guest's part of the device
+    /// Make, resize and remove tensors in this guest's partition of the device
     #[command(subcommand)]
     Tensor(names::Tensor),
     /// Make and remove views of tensors; `view TENSOR SPELLING` makes one too

@@ -75,7 +75,8 @@ class ZipNN(Codec):
     """Groups of exponent bytes and of the others, Huffman-coded by the chunk."""
 
     name = "ZipNN"
-    # buffers, whether the exponent is moved to one byte, byte order, chunk: as ZipNN.compress_torch_numpy_byte has them.
+    # buffers, whether the exponent is moved to one byte, byte order, chunk: as
+    # ZipNN.compress_torch_numpy_byte has them.
     ARGUMENTS = {
         "fp32": (4, 1, 220, 256 << 10),
         "bf16": (2, 1, 10, 256 << 10),
@@ -450,7 +451,8 @@ def one_thread():
         del os.environ[name]
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
-        # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX: freed memory stays, from whichever thread.
+        # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX: freed memory stays, from whichever
+        # thread.
         for parameter, value in ((-1, 1 << 30), (-3, 32 << 20), (-8, 1)):
             libc.mallopt(parameter, value)
 

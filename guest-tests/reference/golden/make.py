@@ -81,7 +81,8 @@ def rounded(name, codes, y, g):
     ratio = np.where(keep, 0.0, v) / step
     whole = np.rint(ratio)
     if y == 0:
-        # No mantissa bit is kept, so a tie goes to the even exponent field, not to the even multiple.
+        # No mantissa bit is kept, so a tie goes to the even exponent field, not to the even
+        # multiple.
         tie = (np.abs(ratio) % 1) == 0.5
         lower_field = (codes & container(exponent)) >> container(m)
         lower = np.copysign(np.floor(np.abs(ratio)), ratio)
@@ -114,8 +115,8 @@ def rounded_by_cast(name, codes, target):
 def converted(name, codes, target, g, s):
     _, e, m, _, _ = fields(name)
     mt, to = FLOATS[target][3], FLOATS[target][1]
-    # Single precision holds every quotient of a source exactly, but for those so small or so large that they
-    # become 0 or saturate anyway.
+    # Single precision holds every quotient of a source exactly, but for those so small or so large
+    # that they become 0 or saturate anyway.
     t = truncated(name, codes, e, min(mt + g, m)).view(FLOATS[name][1]).astype(np.float32)
     limit = np.float32(ml_dtypes.finfo(to).max)
     return np.clip(t / np.float32(2.0**s), -limit, limit).astype(to).view(FLOATS[target][0])

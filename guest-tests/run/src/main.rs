@@ -45,7 +45,8 @@ const POLICIES: [&str; 8] = [
     "packkv:0.1",
     "packkv:0.2",
 ];
-/// Table II as it is, pages ranked for each head, and for comparison the best of all heads together.
+/// Table II as it is, pages ranked for each head, and for comparison the best of all heads
+/// together.
 const LARGER_POLICIES: [&str; 9] = [
     "full",
     "window:64",

@@ -1,5 +1,5 @@
-//! A guest's visit to a device: boots it with a plan, and follows its events to the last. Its program
-//! can make the visit on the host, too.
+//! A guest's visit to a device: boots it with a plan, and follows its events to the last. Its
+//! program can make the visit on the host, too.
 
 use std::{
     fs,

@@ -1,5 +1,5 @@
-//! Four nodes at once, in random order, with deaths and stops; an oracle beside them that knows when
-//! each thing began and ended.
+//! Four nodes at once, in random order, with deaths and stops; an oracle beside them that knows
+//! when each thing began and ended.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};

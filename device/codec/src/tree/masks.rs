@@ -3,9 +3,9 @@
 //!
 //! Both ways walk the code's tree level by level. Every node has a *mask*, the elements whose code
 //! passes through it; the nodes of a depth are in code order, so leaves come first and two
-//! neighbours are siblings. Inner nodes' masks are halved by the level's bits on the way down, and
-//! united on the way up. Loops run over the `W` words of a plane, which the compiler makes vectors
-//! of.
+//! neighbours are siblings. Inner nodes' masks are halved by the bits of each decode level, and
+//! united on the walk back. Loops run over the `W` words of a plane, which the compiler makes
+//! vectors of.
 
 #![expect(
     clippy::inline_always,

@@ -307,7 +307,7 @@ impl Kernel {
 
     /// Codes values by their best code.
     fn encode(self, format: Format, values: &[u8], out: &mut [u8], scratch: &mut Scratch) -> Option<usize> {
-        let raw = self.check_room(format, values, out);
+        let raw = self.check_output(format, values, out);
         #[cfg(target_arch = "x86_64")]
         if self == Self::Bmi2 {
             // It has each value's elements as a mask, and codes by these.
@@ -391,7 +391,7 @@ impl Kernel {
     }
 
     /// Checks what is given to an encoder: the bytes that a stream must stay below.
-    fn check_room(self, format: Format, values: &[u8], out: &[u8]) -> usize {
+    fn check_output(self, format: Format, values: &[u8], out: &[u8]) -> usize {
         assert!(self.is_available(), "{self:?} needs another processor");
         assert!(values.len() == 8 * format.plane_bytes(), "the values of one block");
         let raw = joint_bytes(format);

@@ -50,7 +50,7 @@ pub struct Figure {
     pub metric: &'static str,
     /// A label that tells it from others of that name.
     pub label: Option<(&'static str, &'static str)>,
-    /// What it is.
+    /// What it is. The first of those that a label tells apart says before a colon what all are.
     pub help: &'static str,
     /// Its kind.
     pub kind: Kind,

@@ -11,7 +11,7 @@ use super::{
     observers::{Change, Coded, Observers},
 };
 use crate::{
-    partition_table::{Part, PartitionTable},
+    partition_table::{PartitionState, PartitionTable},
     stats::{Holdings, Stats, Tally, Traffic},
     tensor::Tensor,
 };
@@ -21,7 +21,7 @@ use lamina_store::entry::Entry;
 /// The accounts of a device.
 pub(super) struct Accounts {
     pub(super) stats: Stats,
-    /// The parts of the device, their quotas, and what is counted of each.
+    /// The partitions of the device, their quotas, and what is counted of each.
     pub(super) partition_table: PartitionTable,
     pub(super) observers: Observers,
 }
@@ -41,12 +41,12 @@ pub(super) struct Written<'a> {
 }
 
 impl Accounts {
-    /// The part to count for a request to base offset `at`, if parts are counted.
-    pub(super) fn counted_part(&self, at: u64) -> Option<&Part> {
+    /// The partition to count for a request to base offset `at`, if partitions are counted.
+    pub(super) fn counted_partition(&self, at: u64) -> Option<&PartitionState> {
         self.partition_table.divided.then(|| self.partition_table.of_base(at))
     }
 
-    /// Charges the part of `block` `new` bytes in place of `old`, before they are stored.
+    /// Charges the partition of `block` `new` bytes in place of `old`, before they are stored.
     ///
     /// # Errors
     /// [`DeviceError::Quota`] if that is more than before and more than the quota; nothing is
@@ -99,8 +99,8 @@ impl Accounts {
             stats.zero_blocks_written.add(u64::from(!new.live));
             stats.bypass_blocks_written.add(u64::from(new.bypass));
             stats.stored_bytes_written.add(new.bytes);
-            if let Some(part) = self.counted_part(block * BLOCK_BYTES as u64) {
-                part.blocks_written.add(1);
+            if let Some(partition) = self.counted_partition(block * BLOCK_BYTES as u64) {
+                partition.blocks_written.add(1);
             }
         }
         let coded = Some(Coded { words, charge: new, by, entry });
@@ -141,8 +141,10 @@ impl Accounts {
         stats.zero_blocks_written.add(stored.zeros);
         stats.bypass_blocks_written.add(stored.bypass);
         stats.stored_bytes_written.add(stored.bytes);
-        if let Some(part) = stored.first.and_then(|block| self.counted_part(block * BLOCK_BYTES as u64)) {
-            part.blocks_written.add(stored.blocks);
+        if let Some(partition) =
+            stored.first.and_then(|block| self.counted_partition(block * BLOCK_BYTES as u64))
+        {
+            partition.blocks_written.add(stored.blocks);
         }
         stats.live_blocks.add(owned.live + opaque.live);
         if let Some(tensor) = owner {
@@ -163,7 +165,7 @@ impl Accounts {
 /// What blocks were published as.
 #[derive(Default)]
 struct Sums {
-    /// One of them, if there are any: all are of one part.
+    /// One of them, if there are any: all are of one partition.
     first: Option<u64>,
     blocks: u64,
     zeros: u64,

@@ -12,7 +12,7 @@ use lamina_store::{Store, entry::Version, mode::Mode};
 impl Device {
     /// What a tensor is to be coded against, if that can be.
     pub(super) fn base_of(&self, map: &Map, checked: &Checked) -> Result<Option<Arc<Tensor>>, TensorError> {
-        let Checked { info, part, .. } = checked;
+        let Checked { info, partition, .. } = checked;
         let Some(name) = &info.base else { return Ok(None) };
         let refused = |why| TensorError::Base { name: info.name.clone(), base: name.clone(), why };
         self.holds_differences().map_err(refused)?;
@@ -20,7 +20,7 @@ impl Device {
         if base.is_leaving() {
             return Err(refused(NoBase::Leaving));
         }
-        match tensor::refused_base(info, *part, base) {
+        match tensor::refused_base(info, *partition, base) {
             None => Ok(Some(base.clone())),
             Some(why) => Err(refused(why)),
         }

@@ -39,7 +39,7 @@ pub struct DeviceConfig {
     pub worker: Option<Worker>,
     /// Bytes of decoded KV windows and blocks that may be kept for the next read.
     pub decoded_bytes: usize,
-    /// The parts that the windows are divided into, in order; an undivided device if empty.
+    /// The partitions that the windows are divided into, in order; an undivided device if empty.
     pub partitions: Vec<PartitionConfig>,
     /// The devices that the base window is interleaved over, if it is more than one.
     pub interleaving: Option<Interleaving>,
@@ -129,13 +129,13 @@ impl DeviceConfig {
         self.partition_table().map(drop)
     }
 
-    /// A device divided into these parts, its windows as large as theirs together, everything else
-    /// as usual.
+    /// A device divided into these partitions, its windows as large as theirs together, everything
+    /// else as usual.
     pub fn divided(partitions: Vec<PartitionConfig>) -> Self {
         // A sum that does not fit is refused when the device is made.
         let sum =
             |bytes: fn(&PartitionConfig) -> u64| partitions.iter().map(bytes).fold(0, u64::saturating_add);
-        let config = Self::new(sum(|part| part.base_bytes), sum(|part| part.views_bytes));
+        let config = Self::new(sum(|partition| partition.base_bytes), sum(|partition| partition.views_bytes));
         Self { partitions, ..config }
     }
 }

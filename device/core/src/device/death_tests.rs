@@ -366,7 +366,7 @@ fn what_is_held_for_a_snapshot_is_free_when_the_process_is_gone_that_saved_it() 
         device.sync().unwrap();
         let store = device.coded_store().unwrap();
         // It ends with the process and not before.
-        std::mem::forget(store.begin_saving(device.kept.as_ref().unwrap().tables()).unwrap());
+        std::mem::forget(store.begin_saving(device.image.as_ref().unwrap().tables()).unwrap());
         device.write_base(0, &bytes(3, 4 * BLOCK)).unwrap();
         device.note_accounts();
         device.write_base(4 * BLOCK as u64, &bytes(6, 4 * BLOCK)).unwrap();

@@ -8,7 +8,7 @@
 
 use std::{ops::ControlFlow, sync::Arc};
 
-use super::{Device, DeviceError, kept::Change};
+use super::{Device, DeviceError, device_image::Change};
 use crate::{
     tensor::{Tensor, TensorInfo},
     window::Map,

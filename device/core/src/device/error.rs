@@ -35,7 +35,7 @@ pub enum DeviceError {
     OpenWindows {
         /// How many were asked for.
         windows: u64,
-        /// The fewest: one for each part.
+        /// The fewest: one for each partition.
         least: u64,
     },
     /// Too many partitions.
@@ -109,7 +109,7 @@ pub enum DeviceError {
     /// No gap of the views window is large enough.
     #[error(
         "tensor {tensor}: view {view} takes {length} bytes, the largest gap of the views window is {largest}; \
-         start with a larger --views-capacity"
+         start with a larger --views-capacity, or for a guest's partition with --guest NAME=BYTES,views=BYTES"
     )]
     NoRoomForView {
         /// The tensor.

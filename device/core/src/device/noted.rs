@@ -1,8 +1,9 @@
 //! The accounts as they are noted for the next process, which then need not look at all entries.
 //!
 //! They are those gauges that follow from the entries and from who owns their blocks, in a fixed
-//! order: the device's, each part's, and each tensor's with where it lies. So they are of use to a
-//! process that finds the same tensors. None are noted while a tensor is being made or removed.
+//! order: the device's, each partition's, and each tensor's with where it lies. So they are of use
+//! to a process that finds the same tensors. None are noted while a tensor is being made or
+//! removed.
 
 use std::{
     sync::{Arc, Weak, atomic::Ordering::Relaxed},
@@ -25,7 +26,7 @@ const OF_TENSOR: usize = 3;
 
 /// Whether noted accounts are of these tensors.
 pub(super) fn fit(noted: &[u64], stats: &Stats, partition_table: &PartitionTable, map: &Map) -> bool {
-    let own = stats.of_entries().count() + partition_table.parts.len();
+    let own = stats.of_entries().count() + partition_table.partitions.len();
     let Some((_, of_tensors)) = noted.split_at_checked(own) else { return false };
     let (of_tensors, rest) = of_tensors.as_chunks::<OF_TENSOR>();
     let noted = of_tensors.iter().map(|[dpa, length, _]| (*dpa, *length));
@@ -39,9 +40,10 @@ impl Accounts {
             return None;
         }
         let own = self.stats.of_entries().map(Gauge::get);
-        let parts = self.partition_table.parts.iter().map(|part| part.stored.load(Relaxed));
+        let partitions =
+            self.partition_table.partitions.iter().map(|partition| partition.stored.load(Relaxed));
         let tensors = map.tensors().flat_map(|t| [t.info.dpa, t.info.length, t.stored.get()]);
-        Some(own.chain(parts).chain(tensors).collect())
+        Some(own.chain(partitions).chain(tensors).collect())
     }
 
     /// Goes on from what was noted, and from what became of blocks since.
@@ -50,8 +52,8 @@ impl Accounts {
         for (gauge, count) in self.stats.of_entries().zip(&mut noted) {
             gauge.shift(0, count);
         }
-        for (part, stored) in self.partition_table.parts.iter().zip(&mut noted) {
-            part.stored.store(stored, Relaxed);
+        for (partition, stored) in self.partition_table.partitions.iter().zip(&mut noted) {
+            partition.stored.store(stored, Relaxed);
         }
         for (tensor, stored) in map.tensors().zip(noted.skip(OF_TENSOR - 1).step_by(OF_TENSOR)) {
             tensor.stored.shift(0, stored);

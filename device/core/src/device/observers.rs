@@ -36,7 +36,6 @@ pub(super) struct Fetch<'a> {
     pub(super) by_itself: bool,
     /// The format of what owns it.
     pub(super) format: Format,
-    /// Its codec.
     pub(super) codec: Codec,
     /// The view that is read, if it is one.
     pub(super) view: Option<&'a View>,

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use serde::Serialize;
 
 use super::{Device, DeviceError, Space, TensorInfo, TensorSpec, ViewInfo, Window, poison::Poisoned};
-use crate::partition_table::Part;
+use crate::partition_table::PartitionState;
 use crate::{
     stats::{PartitionReport, StatsReport, TensorReport, ViewReport},
     tensor::TensorError,
@@ -37,7 +37,7 @@ pub enum PartitionStats {
     /// An undivided device: everything.
     Whole(Box<StatsReport>),
     /// A partition: what is its own.
-    Part(Box<OwnReport>),
+    Own(Box<OwnReport>),
 }
 
 /// A partition, as its guest is told.
@@ -57,7 +57,7 @@ pub struct OwnReport {
 impl Partition {
     /// All partitions of `device`, by DPA; of one that is not divided, the whole.
     pub fn all(device: &Arc<Device>) -> Vec<Self> {
-        (0..device.accounts.partition_table.parts.len())
+        (0..device.accounts.partition_table.partitions.len())
             .map(|index| Self { device: Arc::clone(device), index })
             .collect()
     }
@@ -72,13 +72,13 @@ impl Partition {
         Self::all(device).into_iter().find(|partition| partition.name() == name)
     }
 
-    fn part(&self) -> &Part {
-        &self.device.accounts.partition_table.parts[self.index]
+    fn state(&self) -> &PartitionState {
+        &self.device.accounts.partition_table.partitions[self.index]
     }
 
     /// Its name; empty if the device is not divided.
     pub fn name(&self) -> &str {
-        &self.part().name
+        &self.state().name
     }
 
     /// The device it is of.
@@ -88,40 +88,40 @@ impl Partition {
 
     /// Its place in the device's base window.
     pub fn base(&self) -> Range<u64> {
-        self.part().base.clone()
+        self.state().base.clone()
     }
 
     /// Its place in the device's views window.
     pub fn views_window(&self) -> Range<u64> {
-        self.part().views.clone()
+        self.state().views.clone()
     }
 
     /// Bytes of its base window.
     pub fn base_bytes(&self) -> u64 {
-        self.part().base.end - self.part().base.start
+        self.state().base.end - self.state().base.start
     }
 
     /// Bytes of its views window.
     pub fn views_bytes(&self) -> u64 {
-        self.part().views.end - self.part().views.start
+        self.state().views.end - self.state().views.start
     }
 
     /// As [`Device::next_data`].
     pub fn next_data(&self, range: Range<u64>) -> u64 {
-        let start = self.part().base.start;
+        let start = self.state().base.start;
         self.device.next_data(range.start + start..range.end + start) - start
     }
 
     /// As [`Device::next_hole`].
     pub fn next_hole(&self, range: Range<u64>) -> u64 {
-        let start = self.part().base.start;
+        let start = self.state().base.start;
         self.device.next_hole(range.start + start..range.end + start) - start
     }
 
     /// Bytes that its blocks take in the store.
     pub fn stored_bytes(&self) -> u64 {
         if self.device.accounts.partition_table.divided {
-            self.part().stored.load(Relaxed)
+            self.state().stored.load(Relaxed)
         } else {
             self.device.coded_store().map_or(self.base_bytes(), Store::used_bytes)
         }
@@ -137,7 +137,7 @@ impl Partition {
 
     /// Bytes its blocks may be charged, if there is a bound.
     pub fn quota_bytes(&self) -> Option<u64> {
-        self.part().quota
+        self.state().quota
     }
 
     /// As [`Device::read_base`].
@@ -211,22 +211,22 @@ impl Partition {
     /// Counts a store into the views window, which has no effect on the device.
     pub fn count_refused_view_store(&self, bytes: u64) {
         self.device.count_refused_view_store(bytes);
-        self.part().refused_view_stores.add(1);
-        self.part().refused_view_bytes.add(bytes);
+        self.state().refused_view_stores.add(1);
+        self.state().refused_view_bytes.add(bytes);
     }
 
     /// The ranges of its base window that a read of this range of its views window depends on.
     pub fn base_under_views(&self, offset: u64, length: u64) -> Vec<Range<u64>> {
-        let Some(range) = clipped(&self.part().views, offset, length) else { return Vec::new() };
+        let Some(range) = clipped(&self.state().views, offset, length) else { return Vec::new() };
         let under = self.device.base_under_views(range.start, range.end - range.start);
-        relative(under, self.part().base.start)
+        relative(under, self.state().base.start)
     }
 
     /// The ranges of its views window that show any of this range of its base window.
     pub fn views_over_base(&self, offset: u64, length: u64) -> Vec<Range<u64>> {
-        let Some(range) = clipped(&self.part().base, offset, length) else { return Vec::new() };
+        let Some(range) = clipped(&self.state().base, offset, length) else { return Vec::new() };
         let over = self.device.views_over_base(range.start, range.end - range.start);
-        relative(over, self.part().views.start)
+        relative(over, self.state().views.start)
     }
 
     /// Makes a tensor in it; see [`Device::create_tensor`].
@@ -243,7 +243,7 @@ impl Partition {
     /// # Errors
     /// As [`Device::create_tensors`].
     pub fn create_tensors(&self, specs: Vec<TensorSpec>) -> Result<Vec<TensorInfo>, DeviceError> {
-        let (start, capacity) = (self.part().base.start, self.base_bytes());
+        let (start, capacity) = (self.state().base.start, self.base_bytes());
         let specs = specs.into_iter().map(|spec| {
             if let Some(dpa) = spec.dpa
                 && dpa.checked_add(spec.length).is_none_or(|end| end > capacity)
@@ -343,7 +343,7 @@ impl Partition {
     }
 
     fn own_poison(&self, mut own: Vec<Poisoned>) -> Vec<Poisoned> {
-        let base = &self.part().base;
+        let base = &self.state().base;
         own.retain(|poisoned| base.contains(&poisoned.dpa));
         for poisoned in &mut own {
             poisoned.dpa -= base.start;
@@ -362,7 +362,7 @@ impl Partition {
     /// Its views, by offset.
     pub fn views(&self) -> Vec<ViewInfo> {
         let map = self.device.map();
-        let own = map.aliases_of_part(self.index, &self.device.accounts.partition_table);
+        let own = map.aliases_of_partition(self.index, &self.device.accounts.partition_table);
         own.map(|alias| self.own_view(alias.info.clone())).collect()
     }
 
@@ -373,7 +373,7 @@ impl Partition {
             return PartitionStats::Whole(Box::new(all));
         }
         let map = self.device.map();
-        let mine = |name: &str| map.tensor(name).is_ok_and(|tensor| tensor.part == self.index);
+        let mine = |name: &str| map.tensor(name).is_ok_and(|tensor| tensor.partition == self.index);
         let mut own = OwnReport {
             // Where it lies on the device is the device's business.
             partition: PartitionReport { dpa: 0, ..all.partitions[self.index].clone() },
@@ -383,19 +383,19 @@ impl Partition {
         for tensor in &mut own.tensors {
             tensor.name = self.device.accounts.partition_table.own_name(&tensor.name).to_owned();
             tensor.base_tensor = tensor.base_tensor.take().map(|base| self.own_name(&base));
-            tensor.dpa -= self.part().base.start;
+            tensor.dpa -= self.state().base.start;
         }
         for view in &mut own.views {
             view.info = self.own_view(view.info.clone());
         }
-        PartitionStats::Part(Box::new(own))
+        PartitionStats::Own(Box::new(own))
     }
 
     /// The offset on the device of a request, if it lies inside the partition.
     fn at(&self, window: Window, offset: u64, length: u64) -> Result<u64, DeviceError> {
         let range = match window {
-            Window::Base => &self.part().base,
-            Window::Views => &self.part().views,
+            Window::Base => &self.state().base,
+            Window::Views => &self.state().views,
         };
         let size = range.end - range.start;
         match offset.checked_add(length) {
@@ -417,13 +417,13 @@ impl Partition {
     }
 
     fn own_tensor(&self, tensor: TensorInfo) -> TensorInfo {
-        let dpa = tensor.dpa - self.part().base.start;
+        let dpa = tensor.dpa - self.state().base.start;
         let base = tensor.base.as_ref().map(|base| self.own_name(base));
         TensorInfo { name: self.own_name(&tensor.name), dpa, base, ..tensor }
     }
 
     fn own_view(&self, view: ViewInfo) -> ViewInfo {
-        let offset = view.offset - self.part().views.start;
+        let offset = view.offset - self.state().views.start;
         ViewInfo { tensor: self.own_name(&view.tensor), offset, ..view }
     }
 
@@ -432,7 +432,7 @@ impl Partition {
         if !self.device.accounts.partition_table.divided {
             return why;
         }
-        let start = self.part().base.start;
+        let start = self.state().base.start;
         match why {
             DeviceError::Tensor(why) => DeviceError::Tensor(self.own_tensor_error(why)),
             DeviceError::View { tensor, why } => DeviceError::View { tensor: self.own_name(&tensor), why },
@@ -467,7 +467,7 @@ impl Partition {
 
     fn own_tensor_error(&self, why: TensorError) -> TensorError {
         use TensorError as E;
-        let start = self.part().base.start;
+        let start = self.state().base.start;
         let own = |name: String| self.own_name(&name);
         match why {
             E::Name { name, length } => {
@@ -512,10 +512,10 @@ impl Partition {
 
 impl PartitionStats {
     /// What is counted of a partition, if this is one.
-    pub fn part(&self) -> Option<&PartitionReport> {
+    pub fn partition(&self) -> Option<&PartitionReport> {
         match self {
             Self::Whole(_) => None,
-            Self::Part(own) => Some(&own.partition),
+            Self::Own(own) => Some(&own.partition),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The device divided: which parts are asked for, and what each is charged.
+//! The device divided: which partitions are asked for, and what each is charged.
 
 use std::sync::atomic::{
     AtomicU64,
@@ -9,7 +9,7 @@ use lamina_abi::{DIRECTORY_BYTES, VIEW_ALIGN};
 use lamina_codec::BLOCK_BYTES;
 
 use super::{DeviceConfig, DeviceError};
-use crate::partition_table::{Part, PartitionTable};
+use crate::partition_table::{PartitionState, PartitionTable};
 
 /// Most partitions of a device: the logical devices that CXL 2.0 lets a device have.
 pub const MAX_PARTITIONS: usize = 16;
@@ -17,12 +17,12 @@ pub const MAX_PARTITIONS: usize = 16;
 pub const MAX_PARTITION_NAME_BYTES: usize = 32;
 
 impl DeviceConfig {
-    /// The parts that it asks for.
+    /// The partitions that it asks for.
     pub(super) fn partition_table(&self) -> Result<PartitionTable, DeviceError> {
         if self.partitions.is_empty() {
             let (base, views) = (0..self.base_bytes, 0..self.views_bytes);
             return Ok(PartitionTable {
-                parts: vec![Part { base, views, ..Part::default() }],
+                partitions: vec![PartitionState { base, views, ..PartitionState::default() }],
                 divided: false,
                 freed: AtomicU64::new(0),
             });
@@ -30,7 +30,7 @@ impl DeviceConfig {
         if self.partitions.len() > MAX_PARTITIONS {
             return Err(DeviceError::Partitions { count: self.partitions.len() });
         }
-        let mut parts: Vec<Part> = Vec::new();
+        let mut partitions: Vec<PartitionState> = Vec::new();
         let (mut base, mut views) = (0_u64, 0_u64);
         for partition in &self.partitions {
             let name = &partition.name;
@@ -38,7 +38,7 @@ impl DeviceConfig {
             if name.is_empty() || name.len() > MAX_PARTITION_NAME_BYTES || !name.chars().all(fits) {
                 return Err(DeviceError::PartitionName { name: name.chars().take(64).collect() });
             }
-            if parts.iter().any(|part| part.name == *name) {
+            if partitions.iter().any(|partition| partition.name == *name) {
                 return Err(DeviceError::PartitionTwice { name: name.clone() });
             }
             let size = |what, bytes, rule| DeviceError::Size { what, bytes, rule };
@@ -53,12 +53,12 @@ impl DeviceConfig {
             let past = || size("all partitions together", u64::MAX, "they fit 64 bits");
             let ends = (base.checked_add(partition.base_bytes), views.checked_add(partition.views_bytes));
             let (Some(base_end), Some(views_end)) = ends else { return Err(past()) };
-            parts.push(Part {
+            partitions.push(PartitionState {
                 name: name.clone(),
                 base: base..base_end,
                 views: views..views_end,
                 quota: partition.quota_bytes,
-                ..Part::default()
+                ..PartitionState::default()
             });
             (base, views) = (base_end, views_end);
         }
@@ -69,24 +69,24 @@ impl DeviceConfig {
                 return Err(DeviceError::Size { what, bytes, rule: "it is its partitions' together" });
             }
         }
-        Ok(PartitionTable { parts, divided: true, freed: AtomicU64::new(0) })
+        Ok(PartitionTable { partitions, divided: true, freed: AtomicU64::new(0) })
     }
 }
 
 impl PartitionTable {
-    /// Charges the part of `block` `new` bytes in place of `old`, before they are stored.
+    /// Charges the partition of `block` `new` bytes in place of `old`, before they are stored.
     ///
     /// # Errors
     /// [`DeviceError::Quota`] if that is more than before and more than the quota; nothing is
     /// charged then.
     pub(crate) fn account(&self, block: u64, old: u64, new: u64) -> Result<(), DeviceError> {
         self.try_account(block, old, new).inspect_err(|_| {
-            let part = &self.parts[self.of_block(block)];
-            if part.quota_refusals.get() == 0 {
-                let (stored, quota) = (part.stored.load(Relaxed), part.quota);
-                tracing::warn!(guest = part.name, stored, ?quota, "the quota is used up; writes fail");
+            let partition = &self.partitions[self.of_block(block)];
+            if partition.quota_refusals.get() == 0 {
+                let (stored, quota) = (partition.stored.load(Relaxed), partition.quota);
+                tracing::warn!(guest = partition.name, stored, ?quota, "the quota is used up; writes fail");
             }
-            part.quota_refusals.add(1);
+            partition.quota_refusals.add(1);
         })
     }
 
@@ -98,11 +98,11 @@ impl PartitionTable {
         if !self.divided {
             return Ok(());
         }
-        let part = &self.parts[self.of_block(block)];
-        let quota = part.quota.filter(|_| new > old).unwrap_or(u64::MAX);
+        let partition = &self.partitions[self.of_block(block)];
+        let quota = partition.quota.filter(|_| new > old).unwrap_or(u64::MAX);
         let charged = |stored: u64| stored.saturating_sub(old).checked_add(new);
         let fits = |stored| charged(stored).filter(|after| *after <= quota);
-        match part.stored.fetch_update(Relaxed, Relaxed, fits) {
+        match partition.stored.fetch_update(Relaxed, Relaxed, fits) {
             Ok(_) => {
                 if new < old {
                     self.freed.fetch_add(1, Release);
@@ -110,7 +110,7 @@ impl PartitionTable {
                 Ok(())
             }
             Err(stored) => {
-                let (partition, wanted) = (part.name.clone(), new - old);
+                let (partition, wanted) = (partition.name.clone(), new - old);
                 Err(DeviceError::Quota { partition, stored, wanted, quota })
             }
         }
@@ -119,7 +119,7 @@ impl PartitionTable {
     /// Takes back what [`Self::account`] charged.
     pub(crate) fn unaccount(&self, block: u64, old: u64, new: u64) {
         if self.divided {
-            let stored = &self.parts[self.of_block(block)].stored;
+            let stored = &self.partitions[self.of_block(block)].stored;
             // Less than a moment ago is never refused.
             let _ = stored.fetch_update(Relaxed, Relaxed, |now| Some((now + old).saturating_sub(new)));
             self.freed.fetch_add(1, Release);

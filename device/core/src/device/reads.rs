@@ -59,8 +59,8 @@ impl Device {
         self.accounts.count_read(&self.accounts.stats.base, out.len() as u64, &total);
         self.accounts.stats.base_fills.count(out.len() as u64);
         self.accounts.stats.base_read_times.count(begun);
-        if let Some(part) = self.accounts.counted_part(offset) {
-            part.base_reads.count(out.len() as u64, &total);
+        if let Some(partition) = self.accounts.counted_partition(offset) {
+            partition.base_reads.count(out.len() as u64, &total);
         }
         Ok(())
     }
@@ -235,11 +235,11 @@ impl Device {
         if !map.aliases_in(range).next().is_some_and(whole) {
             out.fill(0);
         }
-        for (number, part) in self.accounts.partition_table.parts.iter().enumerate() {
-            let at = part.views.start;
+        for (number, partition) in self.accounts.partition_table.partitions.iter().enumerate() {
+            let at = partition.views.start;
             if range.start < at + DIRECTORY_BYTES && at < range.end {
                 self.accounts.stats.directory_reads.add(1);
-                part.directory_reads.add(1);
+                partition.directory_reads.add(1);
                 paste(out, range, at, map.directory(number, &self.accounts.partition_table));
             }
         }
@@ -319,7 +319,7 @@ impl Device {
         alias.traffic.count(bytes, tally);
         self.accounts.count_read(&self.accounts.stats.views, bytes, tally);
         if self.accounts.partition_table.divided {
-            self.accounts.partition_table.parts[alias.tensor.part].view_reads.count(bytes, tally);
+            self.accounts.partition_table.partitions[alias.tensor.partition].view_reads.count(bytes, tally);
         }
         Ok(())
     }

@@ -17,7 +17,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{Device, DeviceError, kept::Change};
+use super::{Device, DeviceError, device_image::Change};
 use crate::{
     tensor::{SourceId, TensorError, TensorInfo, TensorSpec},
     window::{Gaps, Map},
@@ -67,8 +67,8 @@ impl Device {
     /// Notes a checkpoint, so that tensors can name it. Without an image nothing is noted, and the
     /// number is 0.
     pub fn note_source(&self, source: Source) -> SourceId {
-        let Some(kept) = &self.kept else { return 0 };
-        let mut sources = kept.sources.lock();
+        let Some(image) = &self.image else { return 0 };
+        let mut sources = image.sources.lock();
         let id = sources.keys().next_back().map_or(1, |last| last + 1);
         sources.insert(id, source);
         id
@@ -94,7 +94,7 @@ impl Device {
 
     /// What is known of a source.
     pub fn source(&self, id: SourceId) -> Option<Source> {
-        self.kept.as_ref()?.sources.lock().get(&id).cloned()
+        self.image.as_ref()?.sources.lock().get(&id).cloned()
     }
 
     /// Has these tensors name a source, all of them at once.
@@ -119,11 +119,11 @@ impl Device {
     /// # Errors
     /// [`DeviceError::Store`] if there is no room to say so. Then what was said before stays.
     pub fn set_source(&self, id: SourceId, source: Source) -> Result<(), DeviceError> {
-        let Some(kept) = &self.kept else { return Ok(()) };
+        let Some(image) = &self.image else { return Ok(()) };
         let map = self.map.write();
-        let before = kept.sources.lock().insert(id, source.clone());
+        let before = image.sources.lock().insert(id, source.clone());
         self.keep(&map, Change::source(id, source)).inspect_err(|_| {
-            let mut sources = kept.sources.lock();
+            let mut sources = image.sources.lock();
             match before {
                 Some(before) => sources.insert(id, before),
                 None => sources.remove(&id),
@@ -133,7 +133,7 @@ impl Device {
 
     /// The files that sources were, for which [`Device::set_file`] was called.
     pub fn files(&self) -> BTreeMap<SourceId, String> {
-        self.kept.as_ref().map(|kept| kept.files.lock().clone()).unwrap_or_default()
+        self.image.as_ref().map(|image| image.files.lock().clone()).unwrap_or_default()
     }
 
     /// Says what the file that a source was consisted of; an empty text says nothing any more.
@@ -141,10 +141,10 @@ impl Device {
     /// # Errors
     /// [`DeviceError::Store`] if there is no room to say so. Then what was said before stays.
     pub fn set_file(&self, id: SourceId, file: String) -> Result<(), DeviceError> {
-        let Some(kept) = &self.kept else { return Ok(()) };
+        let Some(image) = &self.image else { return Ok(()) };
         let map = self.map.write();
         let set = |file: Option<String>| {
-            let mut files = kept.files.lock();
+            let mut files = image.files.lock();
             match file.filter(|file| !file.is_empty()) {
                 Some(file) => files.insert(id, file),
                 None => files.remove(&id),
@@ -156,7 +156,7 @@ impl Device {
 
     /// Whether an earlier program noted that the checkpoint of this name was loaded whole.
     pub fn was_loaded(&self, checkpoint: &str) -> bool {
-        self.kept.as_ref().is_some_and(|kept| kept.loaded.lock().contains(checkpoint))
+        self.image.as_ref().is_some_and(|image| image.loaded.lock().contains(checkpoint))
     }
 
     /// Notes for an earlier program that the checkpoint of this name was loaded whole.
@@ -165,8 +165,8 @@ impl Device {
     /// [`DeviceError::Store`] if there is no room to say so.
     pub fn set_loaded(&self, checkpoint: &str) -> Result<(), DeviceError> {
         let map = self.map.write();
-        if let Some(kept) = &self.kept {
-            kept.loaded.lock().insert(checkpoint.to_owned());
+        if let Some(image) = &self.image {
+            image.loaded.lock().insert(checkpoint.to_owned());
         }
         self.keep(&map, Change::loaded(checkpoint))
     }
@@ -175,8 +175,8 @@ impl Device {
     /// are others': where nothing is stored, or else wherever there is room.
     ///
     /// # Errors
-    /// [`DeviceError::Tensor`] for the first that has no place, or whose name no part of the device
-    /// has.
+    /// [`DeviceError::Tensor`] for the first that has no place, or whose name no partition of the
+    /// device has.
     pub fn places_for(
         &self,
         wanted: &[(String, u64)],
@@ -186,7 +186,7 @@ impl Device {
         let map = self.map();
         let mut gaps = map.base_gaps().to_vec();
         for tensor in removed.iter().filter_map(|name| map.tensor(name).ok()) {
-            gaps[tensor.part].give(&(tensor.info.dpa..tensor.end()));
+            gaps[tensor.partition].give(&(tensor.info.dpa..tensor.end()));
         }
         take(&mut gaps, taken);
         let anywhere = self.first_places(wanted, gaps.clone())?;
@@ -201,16 +201,16 @@ impl Device {
         })
     }
 
-    /// Places for what is wanted, one after the other, in what is free of each part.
+    /// Places for what is wanted, one after the other, in what is free of each partition.
     fn first_places(&self, wanted: &[(String, u64)], mut gaps: Vec<Gaps>) -> Result<Vec<u64>, DeviceError> {
         let mut places = Vec::with_capacity(wanted.len());
         for (name, length) in wanted {
             let number = self.accounts.partition_table.of_name(name)?;
-            let part = &self.accounts.partition_table.parts[number].base;
+            let partition = &self.accounts.partition_table.partitions[number].base;
             let bytes = length.checked_next_multiple_of(BLOCK_BYTES as u64).unwrap_or(u64::MAX);
-            let dpa = if bytes == 0 { Ok(part.start) } else { gaps[number].fit(bytes) };
+            let dpa = if bytes == 0 { Ok(partition.start) } else { gaps[number].fit(bytes) };
             let dpa = dpa.map_err(|largest| {
-                let capacity = part.end - part.start;
+                let capacity = partition.end - partition.start;
                 TensorError::NoRoom { name: name.clone(), length: *length, capacity, largest }
             })?;
             gaps[number].take(&(dpa..dpa + bytes));
@@ -227,7 +227,8 @@ impl Device {
             return Vec::new();
         }
         let all = 0..store::blocks(self.config.base_bytes);
-        let candidates = if self.kept.is_some() { store.populated() } else { std::iter::once(all).collect() };
+        let candidates =
+            if self.image.is_some() { store.populated() } else { std::iter::once(all).collect() };
         let (mut found, bytes) = (Vec::new(), BLOCK_BYTES as u64);
         for range in candidates {
             let mut block = range.start;
@@ -252,7 +253,7 @@ impl Device {
     }
 }
 
-/// Takes ranges from the gaps of all parts.
+/// Takes ranges from the gaps of all partitions.
 fn take(gaps: &mut [Gaps], ranges: &[Range<u64>]) {
     for gaps in gaps {
         for range in ranges {

@@ -45,7 +45,7 @@ use super::{
     bases::is_no_base,
     charge::{Charge, hand_back, take_over},
     coding::is_current,
-    kept::Change,
+    device_image::Change,
 };
 use crate::{
     stats::Stats,
@@ -71,7 +71,7 @@ pub(super) struct Checked {
     pub(super) info: TensorInfo,
     /// The place that was asked for.
     dpa: Option<u64>,
-    pub(super) part: usize,
+    pub(super) partition: usize,
     windows: Option<Shape>,
 }
 
@@ -170,11 +170,11 @@ impl Device {
         }
         let windows = tensor::windows(&spec)?.filter(|_| self.config.mode == Mode::Trace);
         self.check_lossy(&spec)?;
-        let part = self.accounts.partition_table.of_name(&spec.name)?;
+        let partition = self.accounts.partition_table.of_name(&spec.name)?;
         let TensorSpec { name, dpa, length, format, layout, codec, base, .. } = spec;
         let codec = codec.unwrap_or(self.config.codec);
         let info = TensorInfo { name, dpa: 0, length, elements, shape, format, layout, codec, base };
-        Ok(Checked { info, dpa, part, windows })
+        Ok(Checked { info, dpa, partition, windows })
     }
 
     /// That a tensor that is to be lossy can be here.
@@ -272,7 +272,7 @@ impl Device {
         };
         let length = view.bytes_for(tensor.info.elements).ok_or_else(|| no_room(u64::MAX, 0))?;
         let offset = guard
-            .free_view(length, tensor.part, &self.accounts.partition_table)
+            .free_view(length, tensor.partition, &self.accounts.partition_table)
             .map_err(|largest| no_room(length, largest))?;
         let mut draft = guard.draft();
         let number = draft.number();
@@ -339,14 +339,14 @@ impl Device {
             codec: Some(codec),
             base: None,
         };
-        let Checked { info, part, windows, .. } = self.check(spec)?;
+        let Checked { info, partition, windows, .. } = self.check(spec)?;
         let info = TensorInfo { dpa, ..info };
         let (before, after) = (old.blocks(), Tensor::blocks_of(&info));
         {
             let _alone = self.alone();
             old.transition.set_leaving(true);
         }
-        let (guard, next, new) = match self.replace_resized(old, &info, part, windows) {
+        let (guard, next, new) = match self.replace_resized(old, &info, partition, windows) {
             Ok(replaced) => replaced,
             Err(why) => {
                 // What was charged to nobody meanwhile is charged to it again.
@@ -373,7 +373,7 @@ impl Device {
         &self,
         old: &Arc<Tensor>,
         info: &TensorInfo,
-        part: usize,
+        partition: usize,
         windows: Option<Shape>,
     ) -> Result<(Alone<'_>, Map, Arc<Tensor>), DeviceError> {
         let (before, after) = (old.blocks(), Tensor::blocks_of(info));
@@ -393,7 +393,7 @@ impl Device {
             let views: Vec<_> = guard.aliases_of(old).cloned().collect();
             let new = Arc::new(Tensor {
                 info: info.clone(),
-                part,
+                partition,
                 windows,
                 stored: Arc::clone(&old.stored),
                 traffic: Arc::clone(&old.traffic),
@@ -408,7 +408,7 @@ impl Device {
             for view in views {
                 let length = view.view.bytes_for(info.elements).unwrap_or(u64::MAX);
                 let offset = view.info.offset;
-                let free = draft.map().free_view_at(offset, part);
+                let free = draft.map().free_view_at(offset, partition);
                 if length > free {
                     let (tensor, view) = (info.name.clone(), view.info.view.clone());
                     return Err(DeviceError::NoRoomForView { tensor, view, length, largest: free });
@@ -426,7 +426,7 @@ impl Device {
 
     /// That the bytes behind a tensor that it is to have are nobody's.
     fn free_behind(&self, map: &Map, old: &Tensor, info: &TensorInfo) -> Result<(), TensorError> {
-        let own = &self.accounts.partition_table.parts[old.part].base;
+        let own = &self.accounts.partition_table.partitions[old.partition].base;
         let end = info.length.checked_next_multiple_of(BLOCK_BYTES as u64);
         let end = end.and_then(|length| info.dpa.checked_add(length)).unwrap_or(u64::MAX);
         let other = map.owner_in(&(old.end()..end.min(own.end).max(old.end())));
@@ -521,16 +521,16 @@ impl Device {
     }
 
     /// Where a tensor goes in `map`.
-    fn place(&self, map: &Map, Checked { info, dpa, part, .. }: &Checked) -> Result<u64, TensorError> {
+    fn place(&self, map: &Map, Checked { info, dpa, partition, .. }: &Checked) -> Result<u64, TensorError> {
         let TensorInfo { name, length, .. } = info;
-        let own = &self.accounts.partition_table.parts[*part].base;
+        let own = &self.accounts.partition_table.partitions[*partition].base;
         let (length, capacity) = (*length, own.end - own.start);
         if map.tensor(name).is_ok() {
             return Err(TensorError::Exists { name: name.clone() });
         }
         let Some(dpa) = *dpa else {
             return map
-                .free_base(length, *part, &self.accounts.partition_table)
+                .free_base(length, *partition, &self.accounts.partition_table)
                 .map_err(|largest| TensorError::NoRoom { name: name.clone(), length, capacity, largest });
         };
         if !dpa.is_multiple_of(BLOCK_BYTES as u64) {
@@ -576,7 +576,9 @@ impl Device {
                         tensors.push(self.put(&mut draft, one, dpa, source, base));
                     }
                     Err(why) => {
-                        let Some(busy) = in_the_way(&guard, one.part, &why) else { return Err(why.into()) };
+                        let Some(busy) = in_the_way(&guard, one.partition, &why) else {
+                            return Err(why.into());
+                        };
                         drop(guard);
                         drop(busy.transition.turn().lock());
                         continue 'again;
@@ -595,10 +597,10 @@ impl Device {
         source: Option<SourceId>,
         base: Option<Arc<Tensor>>,
     ) -> Arc<Tensor> {
-        let Checked { info, part, windows, .. } = checked;
+        let Checked { info, partition, windows, .. } = checked;
         let tensor = Arc::new(Tensor {
             info: TensorInfo { dpa, ..info.clone() },
-            part: *part,
+            partition: *partition,
             windows: *windows,
             stored: Arc::default(),
             traffic: self.new_traffic(),
@@ -806,12 +808,12 @@ fn find_view(map: &Map, tensor: &Tensor, spelling: &str) -> Result<(View, Option
 }
 
 /// The tensor that is being made or removed and because of which another cannot be made now.
-fn in_the_way(map: &Map, part: usize, why: &TensorError) -> Option<Arc<Tensor>> {
+fn in_the_way(map: &Map, partition: usize, why: &TensorError) -> Option<Arc<Tensor>> {
     let named = |name: &String| map.tensor(name).ok().filter(|tensor| tensor.transition.turn().is_locked());
     match why {
         TensorError::Exists { name } | TensorError::Overlap { other: name, .. } => named(name),
         TensorError::NoRoom { .. } => {
-            map.tensors().find(|is| is.part == part && is.transition.turn().is_locked())
+            map.tensors().find(|is| is.partition == partition && is.transition.turn().is_locked())
         }
         _ => None,
     }

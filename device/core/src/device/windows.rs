@@ -81,8 +81,8 @@ pub(super) struct KvStaging {
     places: Option<StagedPlaces>,
     stripes: Vec<Mutex<()>>,
     staging: Mutex<Staging>,
-    /// Most windows that may be open in one part of the device: its share, so that no part waits
-    /// for another's.
+    /// Most windows that may be open in one partition of the device: its share, so that no
+    /// partition waits for another's.
     most: usize,
 }
 
@@ -90,7 +90,7 @@ pub(super) struct KvStaging {
 struct Staging {
     /// By the number of their first block.
     open: BTreeMap<u64, Arc<Open>>,
-    /// Windows that are being opened, by part.
+    /// Windows that are being opened, by partition.
     opening: Vec<usize>,
     /// Bytes of all of them.
     bytes: u64,
@@ -410,13 +410,13 @@ impl KvStaging {
         accounts: Arc<Accounts>,
         places: Option<StagedPlaces>,
     ) -> Self {
-        let parts = accounts.partition_table.parts.len();
+        let partitions = accounts.partition_table.partitions.len();
         Self {
             blocks,
             places,
             stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
-            staging: Mutex::new(Staging { opening: vec![0; parts], ..Staging::default() }),
-            most: (config.open_windows / parts).max(1),
+            staging: Mutex::new(Staging { opening: vec![0; partitions], ..Staging::default() }),
+            most: (config.open_windows / partitions).max(1),
             accounts,
         }
     }
@@ -426,7 +426,7 @@ impl KvStaging {
         let staging = self.staging.lock();
         WindowsNow {
             open: staging.open.len() as u64,
-            max_open: (self.most * self.accounts.partition_table.parts.len()) as u64,
+            max_open: (self.most * self.accounts.partition_table.partitions.len()) as u64,
             staged_bytes: staging.bytes,
             decoded_bytes: self.blocks.decoded.lock().bytes() as u64,
         }
@@ -455,23 +455,24 @@ impl KvStaging {
         open.filter(|(_, open)| open.span.range().end > range.start).map(|(first, _)| *first).collect()
     }
 
-    /// Takes a place in part `part`, which has these blocks, for a window to be opened, or else
-    /// names its open one that was written least recently.
-    fn take_place(&self, part: usize, blocks: Range<u64>) -> Result<(), Option<Arc<Open>>> {
+    /// Takes a place in a partition, which has these blocks, for a window to be opened,
+    /// or else names its open one that was written least recently.
+    fn take_place(&self, partition: usize, blocks: Range<u64>) -> Result<(), Option<Arc<Open>>> {
         let mut staging = self.staging.lock();
         let open = staging.open.range(blocks);
-        if open.clone().count() + staging.opening[part] < self.most {
-            staging.opening[part] += 1;
+        if open.clone().count() + staging.opening[partition] < self.most {
+            staging.opening[partition] += 1;
             return Ok(());
         }
         let oldest = open.min_by_key(|(_, open)| open.written.load(Relaxed));
         Err(oldest.map(|(_, open)| open.clone()))
     }
 
-    /// Gives back a place that was taken in part `part`, with the window opened there, if it was.
-    fn fill_place(&self, part: usize, span: &Span, open: Option<Open>) -> Option<Arc<Open>> {
+    /// Gives back a place that was taken in a partition, with the window opened there, if
+    /// it was.
+    fn fill_place(&self, partition: usize, span: &Span, open: Option<Open>) -> Option<Arc<Open>> {
         let mut staging = self.staging.lock();
-        staging.opening[part] -= 1;
+        staging.opening[partition] -= 1;
         let open = Arc::new(open?);
         staging.bytes += span.bytes() as u64;
         staging.open.insert(span.first, open.clone());
@@ -497,7 +498,10 @@ impl KvStaging {
             let open = match found {
                 Some(open) => open,
                 None => {
-                    match self.take_place(tensor.part, accounts.partition_table.parts[tensor.part].blocks()) {
+                    match self.take_place(
+                        tensor.partition,
+                        accounts.partition_table.partitions[tensor.partition].blocks(),
+                    ) {
                         Ok(()) => self.open(window, &mut tally)?,
                         Err(oldest) => {
                             drop(lock);
@@ -565,11 +569,11 @@ impl KvStaging {
             let (fresh, touched) = (vec![false; span.blocks], vec![false; span.blocks]);
             Ok(Staged { bytes, place, fresh, lost, touched })
         });
-        let staged = staged.inspect_err(|_| drop(self.fill_place(tensor.part, span, None)))?;
+        let staged = staged.inspect_err(|_| drop(self.fill_place(tensor.partition, span, None)))?;
         self.blocks.decoded.lock().forget(span.first);
         self.accounts.stats.windows_opened.add(1);
         let open = self.opened(window, staged);
-        Ok(self.fill_place(tensor.part, span, Some(open)).expect("an open window"))
+        Ok(self.fill_place(tensor.partition, span, Some(open)).expect("an open window"))
     }
 
     fn opened(&self, window: &KvWindow<'_>, staged: Staged) -> Open {
@@ -649,9 +653,9 @@ impl KvStaging {
     /// Whether a window that begins at block `first` is not open and may be.
     fn has_place_for(&self, first: u64) -> bool {
         let partition_table = &self.accounts.partition_table;
-        let part = &partition_table.parts[partition_table.of_block(first)];
+        let partition = &partition_table.partitions[partition_table.of_block(first)];
         let staging = self.staging.lock();
-        !staging.open.contains_key(&first) && staging.open.range(part.blocks()).count() < self.most
+        !staging.open.contains_key(&first) && staging.open.range(partition.blocks()).count() < self.most
     }
 
     /// Whether any window of a tensor is open.

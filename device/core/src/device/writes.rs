@@ -42,9 +42,9 @@ impl Device {
         self.accounts.stats.base_written_bytes.add(data.len() as u64);
         self.accounts.stats.base_write_times.count(begun);
         self.accounts.observers.wrote(&range);
-        if let Some(part) = self.accounts.counted_part(offset) {
-            part.base_writes.add(1);
-            part.base_written_bytes.add(data.len() as u64);
+        if let Some(partition) = self.accounts.counted_partition(offset) {
+            partition.base_writes.add(1);
+            partition.base_written_bytes.add(data.len() as u64);
         }
         Ok(())
     }

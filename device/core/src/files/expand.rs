@@ -44,7 +44,6 @@ pub(super) fn expands(kind: Kind, scheme: Scheme) -> bool {
 
 /// A tensor of several parts that a file shows as one.
 pub(super) trait Together: Send + Sync {
-    /// Its bytes.
     fn bytes(&self) -> u64;
 
     /// The views of its parts, by which it is counted what is read.

@@ -86,7 +86,6 @@ pub(crate) struct ScaledTensor {
 /// A block-scaled tensor put together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Whole {
-    /// Its name.
     pub(crate) name: String,
     /// Its dimensions, the outermost first.
     pub(crate) shape: Vec<u64>,

@@ -141,7 +141,7 @@ impl Stats {
             .map
             .aliases()
             .map(|alias| ViewReport { info: alias.info.clone(), traffic: alias.traffic.report(compared) });
-        let parts = given.partition_table.parts.iter().filter(|_| given.partition_table.divided);
+        let partitions = given.partition_table.partitions.iter().filter(|_| given.partition_table.divided);
         StatsReport {
             device: self.device(given),
             requests: self.requests(given),
@@ -161,7 +161,7 @@ impl Stats {
             planes: self.held.planes(),
             tensors: tensors.map(|tensor| TensorReport::new(tensor, given)).collect(),
             views: views.collect(),
-            partitions: parts.map(|part| part.report(compared)).collect(),
+            partitions: partitions.map(|partition| partition.report(compared)).collect(),
             interleave: given.interleave.clone(),
             modelled: given.modelled.clone(),
         }

@@ -1,4 +1,4 @@
-//! What a directory says of a part's tensors and views.
+//! What a directory says of a partition's tensors and views.
 //!
 //! It has room for a few ten thousand of them. If there are more, it says that it is incomplete:
 //! tensors with views come first, then the others by DPA, and the control port tells the rest.
@@ -12,11 +12,16 @@ use lamina_abi::{
 use super::{Alias, map::Map};
 use crate::{partition_table::PartitionTable, tensor::Tensor};
 
-/// The bytes of the directory of a part.
-pub(super) fn encode(map: &Map, part: usize, generation: u64, partition_table: &PartitionTable) -> Vec<u8> {
-    let own = &partition_table.parts[part];
-    let tensors: Vec<_> = map.listed_in(part, partition_table).collect();
-    let aliases: Vec<_> = map.aliases_of_part(part, partition_table).collect();
+/// The bytes of the directory of a partition.
+pub(super) fn encode(
+    map: &Map,
+    partition: usize,
+    generation: u64,
+    partition_table: &PartitionTable,
+) -> Vec<u8> {
+    let own = &partition_table.partitions[partition];
+    let tensors: Vec<_> = map.listed_in(partition, partition_table).collect();
+    let aliases: Vec<_> = map.aliases_of_partition(partition, partition_table).collect();
     let Chosen { tensors: named, aliases: shown } = choose(&tensors, &aliases, partition_table);
     let mut directory = Directory {
         generation,
@@ -85,7 +90,7 @@ fn tensor_entry(tensor: &Tensor, partition_table: &PartitionTable) -> TensorEntr
         name: partition_table.own_name(&info.name).to_owned(),
         shape: shape(tensor),
         format: info.format.name().to_owned(),
-        dpa: info.dpa - partition_table.parts[tensor.part].base.start,
+        dpa: info.dpa - partition_table.partitions[tensor.partition].base.start,
         length: info.length,
         elements: info.elements,
         layout: info.layout.into(),
@@ -93,8 +98,8 @@ fn tensor_entry(tensor: &Tensor, partition_table: &PartitionTable) -> TensorEntr
     }
 }
 
-/// The entry of `alias` of the tensor whose record is `tensor`, in the directory of the part whose
-/// views begin at `start`.
+/// The entry of `alias` of the tensor whose record is `tensor`, in the directory of the partition
+/// whose views begin at `start`.
 fn view_entry(alias: &Alias, tensor: u32, start: u64) -> ViewEntry {
     ViewEntry {
         tensor,

@@ -38,12 +38,12 @@ pub(crate) struct Map {
     by_name: OrdSet<ByName>,
     /// Those that are coded by windows.
     windowed: OrdMap<Place, Arc<Tensor>>,
-    /// The numbers of those that people are not told of yet, with their parts.
+    /// The numbers of those that people are not told of yet, with their partitions.
     unlisted: OrdMap<u64, usize>,
     aliases: OrdMap<Place, Arc<Alias>>,
     /// By the number of the tensor, then by the offset.
     aliases_of: OrdMap<(u64, Place), Arc<Alias>>,
-    /// What is free of each part's windows.
+    /// What is free of each partition's windows.
     base_gaps: Vec<Gaps>,
     view_gaps: Vec<Gaps>,
     directories: Vec<Arc<DirectoryPages>>,
@@ -51,7 +51,7 @@ pub(crate) struct Map {
     next: u64,
 }
 
-/// The directory of one part.
+/// The directory of one partition.
 #[derive(Default)]
 pub(crate) struct DirectoryPages {
     pub(crate) generation: u64,
@@ -61,7 +61,7 @@ pub(crate) struct DirectoryPages {
 /// A map that is being made after another.
 pub(crate) struct Draft {
     map: Map,
-    /// The parts whose directories change.
+    /// The partitions whose directories change.
     changed: Vec<bool>,
 }
 
@@ -72,10 +72,10 @@ struct ByName(Arc<Tensor>);
 impl Map {
     /// Of a device that has nothing yet; the directories are of these generations, or of none.
     pub(crate) fn new(partition_table: &PartitionTable, generations: &[u64]) -> Self {
-        let parts = &partition_table.parts;
-        let end = parts.iter().map(|part| part.base.end).max().unwrap_or(0);
-        let directory = |part| DirectoryPages {
-            generation: generations.get(part).copied().unwrap_or(0),
+        let partitions = &partition_table.partitions;
+        let end = partitions.iter().map(|partition| partition.base.end).max().unwrap_or(0);
+        let directory = |partition| DirectoryPages {
+            generation: generations.get(partition).copied().unwrap_or(0),
             bytes: OnceLock::new(),
         };
         Self {
@@ -86,12 +86,12 @@ impl Map {
             unlisted: OrdMap::new(),
             aliases: OrdMap::new(),
             aliases_of: OrdMap::new(),
-            base_gaps: parts.iter().map(|part| Gaps::new(part.base.clone())).collect(),
-            view_gaps: parts
+            base_gaps: partitions.iter().map(|partition| Gaps::new(partition.base.clone())).collect(),
+            view_gaps: partitions
                 .iter()
-                .map(|part| Gaps::new(part.views.start + DIRECTORY_BYTES..part.views.end))
+                .map(|partition| Gaps::new(partition.views.start + DIRECTORY_BYTES..partition.views.end))
                 .collect(),
-            directories: (0..parts.len()).map(|part| Arc::new(directory(part))).collect(),
+            directories: (0..partitions.len()).map(|partition| Arc::new(directory(partition))).collect(),
             next: 0,
         }
     }
@@ -116,27 +116,27 @@ impl Map {
         self.by_dpa.range((range.start, 0, 0)..(range.end, 0, 0)).map(|(_, tensor)| tensor)
     }
 
-    /// The tensors of a part that people are told of, by DPA.
+    /// The tensors of a partition that people are told of, by DPA.
     pub(crate) fn listed_in(
         &self,
-        part: usize,
+        partition: usize,
         partition_table: &PartitionTable,
     ) -> impl Iterator<Item = &Arc<Tensor>> {
-        let Range { start, end } = partition_table.parts[part].base.clone();
+        let Range { start, end } = partition_table.partitions[partition].base.clone();
         let found = self.by_dpa.range((start, 0, 0)..=(end, u64::MAX, u64::MAX));
-        let own = found.map(|(_, tensor)| tensor).filter(move |tensor| tensor.part == part);
+        let own = found.map(|(_, tensor)| tensor).filter(move |tensor| tensor.partition == partition);
         own.filter(|tensor| self.is_listed(tensor))
     }
 
-    /// The views of a part, by offset.
-    pub(crate) fn aliases_of_part(
+    /// The views of a partition, by offset.
+    pub(crate) fn aliases_of_partition(
         &self,
-        part: usize,
+        partition: usize,
         partition_table: &PartitionTable,
     ) -> impl Iterator<Item = &Arc<Alias>> {
-        let Range { start, end } = partition_table.parts[part].views.clone();
+        let Range { start, end } = partition_table.partitions[partition].views.clone();
         let found = self.aliases.range((start, 0, 0)..=(end, u64::MAX, u64::MAX));
-        found.map(|(_, alias)| alias).filter(move |alias| alias.tensor.part == part)
+        found.map(|(_, alias)| alias).filter(move |alias| alias.tensor.partition == partition)
     }
 
     /// Every view, by offset.
@@ -208,40 +208,40 @@ impl Map {
         before.into_iter().chain(self.tensors_from(range)).flat_map(|tensor| self.aliases_of(tensor))
     }
 
-    /// Where `length` bytes fit best in a part of the base window, or the longest gap.
+    /// Where `length` bytes fit best in a partition of the base window, or the longest gap.
     pub(crate) fn free_base(
         &self,
         length: u64,
-        part: usize,
+        partition: usize,
         partition_table: &PartitionTable,
     ) -> Result<u64, u64> {
         if length == 0 {
-            return Ok(partition_table.parts[part].base.start);
+            return Ok(partition_table.partitions[partition].base.start);
         }
-        let gaps = &self.base_gaps[part];
+        let gaps = &self.base_gaps[partition];
         length.checked_next_multiple_of(BLOCK_BYTES as u64).map_or_else(|| gaps.fit(length), |b| gaps.fit(b))
     }
 
-    /// Where `length` bytes fit best in a part of the views window behind the directory, or the
-    /// longest gap.
+    /// Where `length` bytes fit best in a partition of the views window behind the directory, or
+    /// the longest gap.
     pub(crate) fn free_view(
         &self,
         length: u64,
-        part: usize,
+        partition: usize,
         partition_table: &PartitionTable,
     ) -> Result<u64, u64> {
         if length == 0 {
-            return Ok(partition_table.parts[part].views.start + DIRECTORY_BYTES);
+            return Ok(partition_table.partitions[partition].views.start + DIRECTORY_BYTES);
         }
-        self.view_gaps[part].fit(length)
+        self.view_gaps[partition].fit(length)
     }
 
-    /// Bytes that are free of a part of the views window from `offset` on.
-    pub(crate) fn free_view_at(&self, offset: u64, part: usize) -> u64 {
-        self.view_gaps[part].around(offset).map_or(0, |gap| gap.end - offset)
+    /// Bytes that are free of a partition of the views window from `offset` on.
+    pub(crate) fn free_view_at(&self, offset: u64, partition: usize) -> u64 {
+        self.view_gaps[partition].around(offset).map_or(0, |gap| gap.end - offset)
     }
 
-    /// What is free of each part of the base window.
+    /// What is free of each partition of the base window.
     pub(crate) fn base_gaps(&self) -> &[Gaps] {
         &self.base_gaps
     }
@@ -259,18 +259,18 @@ impl Map {
         None
     }
 
-    /// The bytes of a part's directory; what is behind them is zeros.
-    pub(crate) fn directory(&self, part: usize, partition_table: &PartitionTable) -> &[u8] {
-        let pages = &self.directories[part];
-        pages.bytes.get_or_init(|| directory::encode(self, part, pages.generation, partition_table))
+    /// The bytes of a partition's directory; what is behind them is zeros.
+    pub(crate) fn directory(&self, partition: usize, partition_table: &PartitionTable) -> &[u8] {
+        let pages = &self.directories[partition];
+        pages.bytes.get_or_init(|| directory::encode(self, partition, pages.generation, partition_table))
     }
 
     /// The generation of each directory once all tensors that are being made are listed. An image
     /// keeps these, so that listing one needs no save.
     pub(crate) fn generations_to_come(&self) -> Vec<u64> {
-        let making = |part| self.unlisted.values().filter(|of| **of == part).count() as u64;
+        let making = |partition| self.unlisted.values().filter(|of| **of == partition).count() as u64;
         let directories = self.directories.iter().enumerate();
-        directories.map(|(part, pages)| pages.generation + making(part)).collect()
+        directories.map(|(partition, pages)| pages.generation + making(partition)).collect()
     }
 }
 
@@ -290,7 +290,7 @@ impl Draft {
     pub(crate) fn add_tensor(&mut self, tensor: &Arc<Tensor>, is_listed: bool) {
         let map = &mut self.map;
         map.owners.set(&tensor.blocks(), Some(tensor));
-        map.base_gaps[tensor.part].take(&(tensor.info.dpa..tensor.end()));
+        map.base_gaps[tensor.partition].take(&(tensor.info.dpa..tensor.end()));
         map.by_dpa.insert(tensor.place(), Arc::clone(tensor));
         map.by_name.insert(ByName(Arc::clone(tensor)));
         if tensor.windows.is_some() {
@@ -300,9 +300,9 @@ impl Draft {
             return;
         }
         if is_listed {
-            self.changed[tensor.part] = true;
+            self.changed[tensor.partition] = true;
         } else {
-            map.unlisted.insert(tensor.number, tensor.part);
+            map.unlisted.insert(tensor.number, tensor.partition);
         }
     }
 
@@ -314,38 +314,38 @@ impl Draft {
         }
         let map = &mut self.map;
         map.owners.set(&tensor.blocks(), None);
-        map.base_gaps[tensor.part].give(&(tensor.info.dpa..tensor.end()));
+        map.base_gaps[tensor.partition].give(&(tensor.info.dpa..tensor.end()));
         map.by_dpa.remove(&tensor.place());
         map.by_name.remove(tensor.info.name.as_str());
         map.windowed.remove(&tensor.place());
         if map.unlisted.remove(&tensor.number).is_none() && !tensor.is_hidden() {
-            self.changed[tensor.part] = true;
+            self.changed[tensor.partition] = true;
         }
     }
 
     /// Has people be told of a tensor.
     pub(crate) fn list(&mut self, tensor: &Tensor) {
         if self.map.unlisted.remove(&tensor.number).is_some() {
-            self.changed[tensor.part] = true;
+            self.changed[tensor.partition] = true;
         }
     }
 
     /// Adds a view whose range is free.
     pub(crate) fn add_alias(&mut self, alias: &Arc<Alias>) {
-        let part = alias.tensor.part;
-        self.map.view_gaps[part].take(&alias.taken());
+        let partition = alias.tensor.partition;
+        self.map.view_gaps[partition].take(&alias.taken());
         self.map.aliases.insert(alias.place(), Arc::clone(alias));
         self.map.aliases_of.insert((alias.tensor.number, alias.place()), Arc::clone(alias));
-        self.changed[part] = true;
+        self.changed[partition] = true;
     }
 
     /// Removes a view.
     pub(crate) fn remove_alias(&mut self, alias: &Arc<Alias>) {
-        let part = alias.tensor.part;
+        let partition = alias.tensor.partition;
         self.map.aliases.remove(&alias.place());
         self.map.aliases_of.remove(&(alias.tensor.number, alias.place()));
-        self.map.view_gaps[part].give(&alias.taken());
-        self.changed[part] = true;
+        self.map.view_gaps[partition].give(&alias.taken());
+        self.changed[partition] = true;
     }
 
     /// The map made.

@@ -57,8 +57,8 @@ pub(crate) struct Boot {
     /// once.
     #[arg(long = "disk", value_name = "SOCKET", conflicts_with = "base")]
     pub(crate) disks: Vec<PathBuf>,
-    /// The part of this guest, or the files of this host, of a device that is being served with
-    /// this --run-dir.
+    /// The partition of this guest, or the files of this host, of a device that is being served
+    /// with this --run-dir.
     #[arg(long, alias = "host", value_name = "NAME", conflicts_with_all = ["base", "disks", "mount", "ctl", "models"])]
     pub(crate) guest: Option<String>,
     /// With --attach ivshmem and --base: the socket of the mailboxes that `lamina serve --ivshmem`

@@ -181,7 +181,8 @@ fn seconds(text: &str) -> Result<f64, String> {
 
 /// Make of a trace one for DRAMSim3 or Ramulator 2, or of one of theirs a trace of lines.
 ///
-/// What is exported are the lines of 64 bytes that a design moves in its DRAM, index entries and all.
+/// What is exported are the lines of 64 bytes that a design moves in its DRAM, index entries and
+/// all.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

@@ -99,7 +99,6 @@ pub(super) enum Paper {
 }
 
 impl Paper {
-    /// Its name.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Trace => "TRACE",

@@ -19,7 +19,6 @@ use super::llama::{self, Llama};
 /// The part of a decode run's report that is told here.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Decoded {
-    /// The model.
     pub(super) model: String,
     /// By view of the weights.
     perplexity: BTreeMap<String, f64>,

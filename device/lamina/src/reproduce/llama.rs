@@ -20,7 +20,6 @@ use super::decoded::planes;
 pub(super) struct Llama {
     /// The program and its version.
     program: String,
-    /// The model.
     pub(super) model: String,
     /// The text that was judged, a file's name.
     text: String,

@@ -157,7 +157,8 @@ fn draw_planes(frame: &mut Frame<'_>, area: Rect, seen: &Seen) {
     frame.render_widget(Paragraph::new(lines), area);
 }
 
-/// A bar of planes, with the highest first. Its end is where the sum is, whatever is rounded before.
+/// A bar of planes, with the highest first. Its end is where the sum is, whatever is rounded
+/// before.
 fn bar(format: &FormatRow, parts: &[(u32, u64)], most: u64, wide: u16) -> Vec<Span<'static>> {
     let column = |bytes: u64| u128::from(bytes) * u128::from(wide) / u128::from(most);
     let (mut sum, mut at) = (0_u64, 0);

@@ -64,7 +64,7 @@ pub(super) struct Device {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct Guest {
     pub(super) name: Field<String>,
-    /// Of a part of its own, as the next three.
+    /// Of a partition of its own, as the next three.
     pub(super) capacity: Field<Number>,
     pub(super) views_capacity: Field<Number>,
     pub(super) quota: Field<Number>,

@@ -1,11 +1,11 @@
-//! A topology with several guests, or with one that has a part of the device: a device that is
+//! A topology with several guests, or with one that has a partition: a device that is
 //! served, and a boot of each guest.
 //!
 //! | a `[[guest]]` with | has |
 //! |---|---|
-//! | `capacity` | a part of the device that is its own, with its own tensors (`model`), `views-capacity` and `quota`: `lamina serve --guest` |
+//! | `capacity` | a partition of its own, with its own tensors (`model`), `views-capacity` and `quota`: `lamina serve --guest` |
 //! | `host = true` | what is everybody's, behind a cache of its own that nobody keeps coherent: `lamina serve --host` |
-//! | neither | what is everybody's: the device, or, if others have parts, the part that `shared` in `[device]` makes |
+//! | neither | what is everybody's: the device, or, if others have partitions, the one that `shared` in `[device]` makes |
 //!
 //! * A guest is called by its `name`, or `guest-1` and so on in the order of the file.
 //! * All are on the file's own device; a device that is served elsewhere is for a file with one
@@ -27,7 +27,7 @@ use crate::guests::{GuestExport, Guests, Member, folder_of, monitor_of};
 /// Whether a file is such a topology.
 pub(super) fn is(file: &File) -> bool {
     let of_several = |guest: &Guest| {
-        guest.has_part()
+        guest.has_partition()
             || guest.host.is_some()
             || guest.quota.is_some()
             || guest.views_capacity.is_some()
@@ -51,7 +51,7 @@ pub(super) fn expand(
 ) -> Result<(Cli, Vec<OsString>), String> {
     let File { mut device, guest: guests } = file;
     let run_dir = device.run_dir.as_ref().map_or_else(args::run_dir, |dir| source.folder.join(dir.get_ref()));
-    let divided = guests.iter().any(|guest| guest.get_ref().has_part());
+    let divided = guests.iter().any(|guest| guest.get_ref().has_partition());
     let has_hosts = guests.iter().any(|guest| guest.get_ref().is_host());
     let has_shared = device.shared.is_some() || !divided;
 
@@ -73,8 +73,8 @@ pub(super) fn expand(
         guest.is_of_this_device(source)?;
         let disks = guest.attach.as_ref().is_some_and(|attach| attach.get_ref() == "vhost-user");
         let disks = disks.then(|| run_dir.join(folder_of(&name)));
-        let export = if let Some(part) = guest.part(&name, disks.as_deref(), source)? {
-            serve.word("--guest", part);
+        let export = if let Some(partition) = guest.partition(&name, disks.as_deref(), source)? {
+            serve.word("--guest", partition);
             GuestExport::Named
         } else if guest.is_host() {
             if disks.is_some() {
@@ -86,10 +86,10 @@ pub(super) fn expand(
             serve.word("--host", &name);
             GuestExport::Named
         } else if !has_shared {
-            let why = "others have a part of the device, so this guest needs one too: give it a `capacity`, or [device] a part that is everybody's, `shared`";
+            let why = "others have a partition of the device, so this guest needs one too: give it a `capacity`, or [device] a partition that is everybody's, `shared`";
             return Err(source.at(place, why));
         } else if has_hosts {
-            return Err(source.at(place, "others are hosts, so this guest has to be one too, or to have a part of its own: `host = true` or `capacity`"));
+            return Err(source.at(place, "others are hosts, so this guest has to be one too, or to have a partition of its own: `host = true` or `capacity`"));
         } else {
             if guest.attach.as_ref().is_none_or(|attach| attach.get_ref() == "cxl") {
                 // The device knows where guests and hosts with names of their own listen.
@@ -97,7 +97,7 @@ pub(super) fn expand(
             }
             if let Some(disks) = disks {
                 if divided {
-                    return Err(source.at(place, "disks show a guest's own part or a device that is not divided: give this guest a `capacity`"));
+                    return Err(source.at(place, "disks show a guest's own partition or a device that is not divided: give this guest a `capacity`"));
                 }
                 serve.word("--vhost-user", disks);
             }
@@ -117,8 +117,8 @@ pub(super) fn expand(
     Ok((Cli { command: Command::BootSeveral(Box::new(guests)) }, words))
 }
 
-/// The device of a file, served for whoever boots on it: with the parts of its guests, and its
-/// hosts. What else is said of a guest is left to `lamina boot`.
+/// The device of a file, served for whoever boots on it: with the partitions of its guests, and
+/// its hosts. What else is said of a guest is left to `lamina boot`.
 ///
 /// # Errors
 /// What is wrong, with its line.
@@ -135,8 +135,8 @@ pub(super) fn serve(file: File, source: Source<'_>, json: bool) -> Result<(Cli, 
         let place = guest.span().start;
         let mut guest = guest.into_inner();
         let name = guest.take_name(number, place, &mut names, source)?;
-        if let Some(part) = guest.part(&name, None, source)? {
-            serve.word("--guest", part);
+        if let Some(partition) = guest.partition(&name, None, source)? {
+            serve.word("--guest", partition);
         } else if guest.is_host() {
             serve.word("--host", &name);
         }
@@ -169,7 +169,7 @@ impl Guest {
         Ok(name)
     }
 
-    fn has_part(&self) -> bool {
+    fn has_partition(&self) -> bool {
         self.capacity.is_some()
     }
 
@@ -202,8 +202,8 @@ impl Guest {
         })
     }
 
-    /// The guest's part as an option `--guest`, if it has one.
-    fn part(
+    /// The guest's partition as an option `--guest`, if it has one.
+    fn partition(
         &mut self,
         name: &str,
         disks: Option<&Path>,
@@ -224,16 +224,14 @@ impl Guest {
                 models.map(|field| field.span().start),
             ];
             return places.into_iter().flatten().min().map_or(Ok(None), |place| {
-                Err(source.at(
-                    place,
-                    "this is of a part of the device that is the guest's own: give it a `capacity`",
-                ))
+                Err(source.at(place, "this is of a partition of the guest's own: give it a `capacity`"))
             });
         };
         if let Some(host) = self.host.as_ref().filter(|host| *host.get_ref()) {
-            return Err(
-                source.at(host.span().start, "a host shares what is everybody's, and has no part of its own")
-            );
+            return Err(source.at(
+                host.span().start,
+                "a host shares what is everybody's, and has no partition of its own",
+            ));
         }
         let mut word = OsString::from(format!("{name}={}", bytes(Some(capacity))?.unwrap_or_default()));
         for (option, size) in [("quota", bytes(quota)?), ("views", bytes(views)?)] {

@@ -90,7 +90,7 @@ fn what_is_wrong_is_told_with_its_line() {
         ("[[guest]]\ncapacity = 1\n[[guest]]\nscript = \"s\"\n", "line 3", "`shared`"),
         ("[[guest]]\nhost = true\n[[guest]]\nscript = \"s\"\n", "line 3", "hosts"),
         ("[[guest]]\nhost = true\nattach = \"vhost-user\"\n", "line 1", "no disks"),
-        ("[[guest]]\nhost = true\ncapacity = 1\n", "line 2", "no part"),
+        ("[[guest]]\nhost = true\ncapacity = 1\n", "line 2", "no partition"),
         ("[[guest]]\n\nquota = 1\n", "line 3", "`capacity`"),
         ("[[guest]]\ncapacity = 1\nmodel = [\"a,b\"]\n", "line 3", "comma"),
         (
@@ -176,7 +176,7 @@ fn a_device_that_is_served_is_a_file_too() {
     let by_hand = Cli::try_parse_from(["lamina"].iter().chain(&words)).unwrap();
     let (cli, _) = expand(text, Path::new("/t"), For::Serve { json: true }).unwrap();
     assert_eq!(format!("{cli:?}"), format!("{by_hand:?}"));
-    // Guests have their parts, and are not booted.
+    // Guests have their partitions, and are not booted.
     let guests = "[device]\nmount = \"m\"\nshared = 4096\n[[guest]]\nname = \"a\"\ncapacity = \"1M\"\nquota = 5\ncpus = 3\n[[guest]]\n[[guest]]\nhost = true\n";
     let words = read_for(guests, For::Serve { json: false }).unwrap();
     assert_eq!(

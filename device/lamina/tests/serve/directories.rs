@@ -55,7 +55,7 @@ fn users_of(place: &Place, dir: &str) -> Vec<Command> {
     ];
     let command = |options: &&[&str]| {
         let mut command = lamina(&["serve"]);
-        // A guest's part is all there is.
+        // A guest's partition is all there is.
         if !options.contains(&"--guest") {
             command.args(["--capacity", "16M"]);
         }

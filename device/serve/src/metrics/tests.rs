@@ -167,6 +167,25 @@ fn every_figure_is_in_json_and_in_metrics_and_no_other_number_is() {
     assert!(PAGE.contains("\"title\":\"stored fetched\"") && !PAGE.contains("SECTIONS"));
 }
 
+#[test]
+fn the_help_of_a_metric_holds_for_all_its_labels() {
+    let text = text(&served(true));
+    let mut labelled = BTreeSet::new();
+    for section in sections() {
+        for figures in section.figures.chunk_by(|a, b| (a.metric, a.unit) == (b.metric, b.unit)) {
+            if let [first, _, ..] = figures {
+                let name = first.metric(section.prefix);
+                let (of_all, _) =
+                    first.help.split_once(": ").unwrap_or_else(|| panic!("{name}: {}", first.help));
+                assert!(text.contains(&format!("# HELP {name} {of_all}{}\n", section.of)), "{name}: {text}");
+                labelled.insert(name);
+            }
+        }
+    }
+    assert!(labelled.contains("lamina_window_bytes") && labelled.len() > 3, "{labelled:?}");
+    assert!(text.contains("# HELP lamina_window_bytes Bytes of a window\n"), "{text}");
+}
+
 /// Whether the text has a histogram as JSON has it: with counts that rise to that of all.
 fn is_histogram(of: &Value, name: &str, labels: &str, metrics: &str) {
     let sample = |suffix: &str| {

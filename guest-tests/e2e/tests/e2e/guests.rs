@@ -1,5 +1,5 @@
-//! Several guests on one device: each with a part of its own, and hosts that share a region and
-//! exchange messages through it, right and wrong.
+//! Several guests on one device: each with a partition of its own, and hosts that share a region
+//! and exchange messages through it, right and wrong.
 //!
 //! These need what `./x` sets up: the guest's programs and image, a QEMU, FUSE.
 

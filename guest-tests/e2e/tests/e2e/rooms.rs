@@ -9,7 +9,7 @@ use std::{
 
 use crate::root;
 
-/// All crates, and what each may use of ours: `docs/architecture.md` draws them.
+/// All crates, and what each may use of ours. `docs/architecture.md` says what each is.
 const ROOMS: [(&str, &[&str]); 19] = [
     ("lamina-abi", &[]),
     ("lamina-codec", &[]),

@@ -50,7 +50,7 @@ fn signal(pid: u32, signal: Signal) {
 
 /// One guest's number, and what became of those that had it.
 #[derive(Default)]
-struct Seat {
+struct GuestSlot {
     /// The process while it has reported and not ended; zero otherwise.
     works: AtomicU32,
     booted: AtomicU32,
@@ -62,10 +62,18 @@ struct Seat {
 }
 
 /// Has guests of a number come one after the other until the end.
-fn sit(seat: &Seat, node: u32, base: &Path, device: &Ready, end: Instant, long: bool, logs: &Path) {
+fn run_guests(
+    slot: &GuestSlot,
+    node: u32,
+    base: &Path,
+    device: &Ready,
+    end: Instant,
+    long: bool,
+    logs: &Path,
+) {
     let least = if long { MIN_GUEST_TIME } else { Duration::from_secs(2) };
     while Instant::now() + least < end {
-        let number = seat.booted.fetch_add(1, Ordering::Relaxed);
+        let number = slot.booted.fetch_add(1, Ordering::Relaxed);
         let left = end - Instant::now();
         // Its own clock begins when it is up.
         let seconds = if long { left.as_secs().saturating_sub(45).max(20) } else { left.as_secs().max(1) };
@@ -88,29 +96,29 @@ fn sit(seat: &Seat, node: u32, base: &Path, device: &Ready, end: Instant, long: 
             pid = own.load(Ordering::Relaxed);
             match event {
                 Event::Soaked { .. } => {
-                    seat.works.store(pid, Ordering::Relaxed);
+                    slot.works.store(pid, Ordering::Relaxed);
                     last = Some(event);
                 }
                 Event::Problem { step, message } => {
-                    seat.problems.lock().unwrap().push(format!("guest {node}, {step}: {message}"));
+                    slot.problems.lock().unwrap().push(format!("guest {node}, {step}: {message}"));
                 }
                 _ => {}
             }
             Ok(())
         };
-        let killed = seat.killed.load(Ordering::Relaxed);
+        let killed = slot.killed.load(Ordering::Relaxed);
         let made = if long {
             visit.make_told(device, begun, told)
         } else {
             visit.make_on_host_told(device, begun, told)
         };
-        seat.works.store(0, Ordering::Relaxed);
+        slot.works.store(0, Ordering::Relaxed);
         drop(claim);
-        seat.told.lock().unwrap().extend(last);
+        slot.told.lock().unwrap().extend(last);
         if let Err(why) = made
-            && seat.killed.load(Ordering::Relaxed) == killed
+            && slot.killed.load(Ordering::Relaxed) == killed
         {
-            seat.problems.lock().unwrap().push(format!("guest {node}: {why:#}"));
+            slot.problems.lock().unwrap().push(format!("guest {node}: {why:#}"));
             return;
         }
     }
@@ -126,14 +134,14 @@ fn processes_and_guests_that_are_killed_leave_a_pool_that_holds() {
     local::create(&base, &Geometry { nodes: 8, stripes: 4, groups: 8, chunks: 40, chunk_bytes: 16 << 10 })
         .unwrap();
     let end = Instant::now() + Duration::from_secs(if long { 600 } else { 12 });
-    let seats: [Seat; 2] = Default::default();
+    let slots: [GuestSlot; 2] = Default::default();
     let (mut killed, mut stopped) = (0_u32, 0_u32);
     thread::scope(|scope| {
-        let sitting = seats.iter().zip(GUESTS).map(|(seat, node)| {
+        let running = slots.iter().zip(GUESTS).map(|(slot, node)| {
             let (base, export, logs) = (&base, &export, logs.path());
-            scope.spawn(move || sit(seat, node, base, export, end, long, logs))
+            scope.spawn(move || run_guests(slot, node, base, export, end, long, logs))
         });
-        let sitting: Vec<_> = sitting.collect();
+        let running: Vec<_> = running.collect();
         let mut workers: Vec<Child> = (0..WORKERS).map(|_| start(&base)).collect();
         // A guest works for so long before something becomes of it.
         let pace = Duration::from_secs(if long { 45 } else { 2 });
@@ -158,21 +166,21 @@ fn processes_and_guests_that_are_killed_leave_a_pool_that_holds() {
                 continue;
             }
             due = Instant::now() + pace;
-            for (seat, other) in seats.iter().zip([0, 1]) {
-                let pid = seat.works.load(Ordering::Relaxed);
+            for (slot, other) in slots.iter().zip([0, 1]) {
+                let pid = slot.works.load(Ordering::Relaxed);
                 if pid == 0 {
                     continue;
                 }
                 // One is stopped while the other is killed, by turns.
-                let turn = seat.stopped.load(Ordering::Relaxed) + seat.killed.load(Ordering::Relaxed);
+                let turn = slot.stopped.load(Ordering::Relaxed) + slot.killed.load(Ordering::Relaxed);
                 if (turn + other).is_multiple_of(2) {
                     signal(pid, Signal::STOP);
                     thread::sleep(Duration::from_millis(if long { 3000 } else { 300 }));
                     signal(pid, Signal::CONT);
-                    seat.stopped.fetch_add(1, Ordering::Relaxed);
+                    slot.stopped.fetch_add(1, Ordering::Relaxed);
                 } else if Instant::now() + 2 * MIN_GUEST_TIME < end || !long {
-                    seat.killed.fetch_add(1, Ordering::Relaxed);
-                    seat.works.store(0, Ordering::Relaxed);
+                    slot.killed.fetch_add(1, Ordering::Relaxed);
+                    slot.works.store(0, Ordering::Relaxed);
                     signal(pid, Signal::KILL);
                 }
             }
@@ -183,7 +191,7 @@ fn processes_and_guests_that_are_killed_leave_a_pool_that_holds() {
         }
         // Guests recover nobody: whoever died last is, by this one.
         let last = Pool::open(&base).unwrap();
-        while sitting.iter().any(|guest| !guest.is_finished()) {
+        while running.iter().any(|guest| !guest.is_finished()) {
             last.serve().unwrap();
             thread::sleep(Duration::from_millis(5));
         }
@@ -191,12 +199,12 @@ fn processes_and_guests_that_are_killed_leave_a_pool_that_holds() {
     });
     eprintln!("of {WORKERS} processes {killed} were killed, {stopped} stopped for a while");
     let mut problems = Vec::new();
-    for (seat, node) in seats.iter().zip(GUESTS) {
+    for (slot, node) in slots.iter().zip(GUESTS) {
         let count = |counter: &AtomicU32| counter.load(Ordering::Relaxed);
-        let told = seat.told.lock().unwrap();
-        let [booted, killed, stopped] = [&seat.booted, &seat.killed, &seat.stopped].map(count);
+        let told = slot.told.lock().unwrap();
+        let [booted, killed, stopped] = [&slot.booted, &slot.killed, &slot.stopped].map(count);
         eprintln!("guest {node}: booted {booted} times, killed {killed}, stopped {stopped}; told {told:?}");
-        problems.extend(seat.problems.lock().unwrap().iter().cloned());
+        problems.extend(slot.problems.lock().unwrap().iter().cloned());
         let stored: u64 =
             told.iter().map(|event| if let Event::Soaked { stored, .. } = event { *stored } else { 0 }).sum();
         assert!(stored > 0 && booted > 0, "guest {node} did nothing: {problems:?}");

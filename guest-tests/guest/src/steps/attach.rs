@@ -35,7 +35,6 @@ const MOVE: usize = 4096;
 trait Way {
     /// Drops whatever is cached of the view.
     fn forget(&mut self) -> anyhow::Result<()>;
-    /// The view.
     fn view(&self) -> anyhow::Result<Span<'_>>;
     /// The tensor itself.
     fn base(&self) -> anyhow::Result<Span<'_>>;
@@ -183,7 +182,6 @@ fn run(way: &mut dyn Way, bench: &AttachBench, report: &mut Report) -> anyhow::R
 struct Loaded {
     /// Words from the beginning on, in each of its passes.
     words: usize,
-    /// Their sum.
     sum: u64,
     /// Bytes of all passes.
     bytes: usize,

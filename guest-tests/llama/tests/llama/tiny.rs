@@ -101,7 +101,6 @@ impl Tiny {
         self.tensors.retain(|(other, ..)| other != name);
     }
 
-    /// The file.
     pub(crate) fn file(&self) -> Vec<u8> {
         let mut file = b"GGUF".to_vec();
         file.extend(3_u32.to_le_bytes());

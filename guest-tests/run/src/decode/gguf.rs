@@ -1,8 +1,8 @@
 //! A model of a GGUF file, made into what the device loads: a checkpoint of bf16 tensors under the
 //! decoder's names, and a vocabulary.
 //!
-//! The file's tensors are quantised, mostly; the device is given the numbers they stand for, each as
-//! the bf16 nearest to it, by code of this project. So what is measured is of that bf16 model.
+//! The file's tensors are quantised, mostly; the device is given the numbers they stand for, each
+//! as the bf16 nearest to it, by code of this project. So what is measured is of that bf16 model.
 
 use std::{
     env, fs,

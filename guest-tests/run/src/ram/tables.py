@@ -1,4 +1,5 @@
-# A script's memory: the kernel's symbols as objects with their parts, an index by part, and numbers about them.
+# A script's memory: the kernel's symbols as objects with their parts, an index by part, and numbers
+# about them.
 import re
 from itertools import islice
 

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Makes a CXL region of each memory device and brings it up as devdax: the windows are memory to the guest.
+# Makes a CXL region of each memory device and brings it up as devdax: the windows are memory to the
+# guest.
 set -e
 cxl=/sys/bus/cxl/devices
 echo "report: $(cat /proc/version)" >/dev/virtio-ports/org.lamina.report

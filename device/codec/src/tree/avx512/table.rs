@@ -19,7 +19,6 @@ use super::{COUNTING, STEP, load, store_at, three_and_three::ThreeAndThree};
 pub(super) struct Table {
     /// The header's bits, those behind it zero; 0 if none was read.
     header: u128,
-    /// Its bytes.
     pub(super) bytes: usize,
     /// The largest value of the format it was read for.
     largest: usize,

@@ -2,7 +2,7 @@
 //! others below, which is what an encoder prefers ([`super::super::code`]).
 //!
 //! Behind two levels, and behind two more, all elements that go on have come to one node, so their
-//! bits alone tell what they are, and nothing is moved on the way down. Everything is done in as
+//! bits alone tell what they are, and nothing is moved in the tree walk. Everything is done in as
 //! many steps whatever the values are, but for whether the last levels have two vectors or four, so
 //! that the processor need not guess: for as many elements as the buffers hold, which hardly any
 //! block passes. Those that do, and streams that end too early, are left to the general way

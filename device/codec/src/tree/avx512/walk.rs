@@ -1,4 +1,4 @@
-//! A block's way down the code's tree level by level, and back up with the values of its leaves.
+//! A block's walk of the code's tree level by level, and back up with the values of its leaves.
 //!
 //! Elements are worked on in *stages* ([`super::stage`]): those still alive, side by side. An
 //! element is the number of its leaf among all leaves in code order, or of the inner node it has
@@ -364,7 +364,7 @@ impl<'a> TreeWalk<'a> {
         Up::new(self.root, &buffers.goes_on[0], &buffers.values[0], self.table, self.escaped(0))
     }
 
-    /// All of the way down, and up to the first stage.
+    /// All decode levels, and back up to the first stage.
     #[inline]
     #[target_feature(
         enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vpopcntdq,gfni"

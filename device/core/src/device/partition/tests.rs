@@ -66,7 +66,7 @@ fn directory_of(partition: &Partition) -> lamina_abi::Directory {
 }
 
 fn report(partition: &Partition) -> PartitionReport {
-    partition.stats().part().unwrap().clone()
+    partition.stats().partition().unwrap().clone()
 }
 
 #[test]
@@ -137,7 +137,10 @@ fn the_errors_of_a_partition_are_in_its_own_terms() {
         "two: 2 bytes at DPA 0x1000 overlap one at 0x1000, 4096 bytes"
     );
     assert_eq!(refused(spec("two", Some(8), 2, Layout::Weight)), "two: DPA 0x8 is not a multiple of 4096");
-    assert!(refused(spec("two", None, BASE, Layout::Weight)).contains("98304 bytes (largest gap 90112)"));
+    let full = refused(spec("two", None, BASE, Layout::Weight));
+    assert!(full.contains("98304 bytes (largest gap 90112)"), "{full}");
+    // Beside --guest there is no --capacity.
+    assert!(full.contains("--guest NAME=BYTES"), "{full}");
     assert!(
         refused(spec("", None, 2, Layout::Weight)).contains("\"\" cannot name a tensor"),
         "an empty name"
@@ -369,7 +372,7 @@ fn a_base_is_a_guests_own_and_named_in_its_terms() {
     a.create_tensor(of("w", None)).unwrap();
     let made = a.create_tensor(of("t", Some("w"))).unwrap();
     assert_eq!(made.base.as_deref(), Some("w"));
-    let PartitionStats::Part(own) = a.stats() else { panic!("the device is divided") };
+    let PartitionStats::Own(own) = a.stats() else { panic!("the device is divided") };
     assert_eq!(own.tensors[1].base_tensor.as_deref(), Some("w"));
     let refused = |done: Result<TensorInfo, DeviceError>| done.unwrap_err().to_string();
     assert!(a.remove_tensor("w").unwrap_err().to_string().starts_with("w is the base of t: "));

@@ -1,7 +1,8 @@
 //! The documents: that their commands run, that they keep to their length, and that what they name
-//! is there.
+//! is there. The comments: that they keep to their width.
 
 mod commands;
+mod comments;
 mod text;
 
 use std::path::Path;

@@ -13,7 +13,8 @@ use crate::root;
 const MAX_WORDS: [(&str, usize); 3] =
     [("README.md", 1000), ("docs/tutorial.md", 1500), ("docs/architecture.md", 2000)];
 /// The project's folders, by which a path in a text is known.
-const FOLDERS: [&str; 7] = ["device", "docs", "driver-shim", "fuzz", "guest-tests", "images", "qemu"];
+const FOLDERS: [&str; 9] =
+    ["device", "docs", "driver-shim", "fuzz", "guest-tests", "images", "pool", "python", "qemu"];
 
 #[test]
 fn documents_keep_to_their_length() {
@@ -59,9 +60,21 @@ fn no_document_names_a_path_that_is_missing() {
     assert_eq!(wrong, Vec::<String>::new());
 }
 
+#[test]
+fn the_rows_of_a_table_follow_each_other() {
+    let mut wrong = Vec::new();
+    for document in documents() {
+        for line in loose_rows(&read(&document)) {
+            wrong.push(format!("{}:{line}", document.display()));
+        }
+    }
+    assert_eq!(wrong, Vec::<String>::new());
+}
+
 /// Every text for readers.
 fn documents() -> Vec<PathBuf> {
-    let mut found = vec![root().join("README.md"), root().join("guest-tests/models/README.md")];
+    let outside = ["README.md", "guest-tests/models/README.md", "python/README.md"];
+    let mut found = outside.map(|document| root().join(document)).to_vec();
     let mut folders = vec![root().join("docs")];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap() {
@@ -107,6 +120,31 @@ fn paths(text: &str) -> BTreeSet<String> {
                 .any(|folder| word.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/')))
     });
     named.map(str::to_owned).collect()
+}
+
+/// The numbers of the lines that begin with `|` and are in no table: no row is before them, and no
+/// `|---|` behind. They are shown as text.
+fn loose_rows(text: &str) -> Vec<usize> {
+    let (mut loose, mut in_code, mut in_table) = (Vec::new(), false, false);
+    let mut lines = (1..).zip(text.lines().map(str::trim_start)).peekable();
+    while let Some((number, line)) = lines.next() {
+        in_code ^= line.starts_with("```");
+        let is_row = !in_code && line.starts_with('|');
+        let is_head = lines.peek().is_some_and(|(_, next)| next.starts_with("|---"));
+        if is_row && !in_table && !is_head {
+            loose.push(number);
+        }
+        in_table = is_row;
+    }
+    loose
+}
+
+#[test]
+fn loose_rows_are_found() {
+    let table = "| a | b |\n|---|---|\n| 1 | 2 |\n";
+    let code = "```text\n| 3 | 4 |\n```\n";
+    assert_eq!(loose_rows(&format!("{table}\n{code}\n{table}")), [0; 0]);
+    assert_eq!(loose_rows(&format!("{table}\n| 5 | 6 |\n| 7 | 8 |\n\n{table}")), [5]);
 }
 
 #[test]

@@ -34,8 +34,8 @@ use lamina_store::{
     tables::{Found, Tables},
 };
 
-/// The parts of the image that are not the store's.
-pub(super) struct Kept {
+/// An image, and what the device itself keeps in it: all that is not the store's.
+pub(super) struct DeviceImage {
     image: Image,
     tables: Arc<Tables>,
     counters: Arc<Counters>,
@@ -52,7 +52,7 @@ pub(super) struct Kept {
 #[derive(Default, Deserialize)]
 #[cfg_attr(test, derive(Serialize))]
 struct Saved {
-    /// Of the directory of each part.
+    /// Of the directory of each partition.
     generations: Vec<u64>,
     tensors: Vec<SavedTensor>,
     views: Vec<SavedView>,
@@ -67,7 +67,7 @@ struct Saved {
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Change {
-    /// Of the directory of each part, after the change.
+    /// Of the directory of each partition, after the change.
     generations: Vec<u64>,
     /// Names of tensors that go, with their views.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -106,7 +106,6 @@ struct SavedTensor {
     #[serde(default, skip_serializing_if = "SavedLayout::is_usual")]
     layout: SavedLayout,
     codec: Codec,
-    /// Its counters.
     counters: Option<usize>,
     /// Those that came later; an older program's image does not say.
     #[serde(default)]
@@ -164,7 +163,7 @@ struct SavedView {
     later_counters: Option<usize>,
 }
 
-impl Kept {
+impl DeviceImage {
     /// What `image` keeps, and the map its tables give.
     pub(super) fn open(
         image: Image,
@@ -270,23 +269,23 @@ fn saved_view(alias: &Arc<Alias>) -> SavedView {
 impl Device {
     /// Saves what changes with `map`, if there is an image to save it in.
     pub(super) fn keep(&self, map: &Map, mut change: Change) -> Result<(), DeviceError> {
-        let Some(kept) = &self.kept else { return Ok(()) };
+        let Some(image) = &self.image else { return Ok(()) };
         change.generations = map.generations_to_come();
         let named: BTreeSet<_> = change.tensors.iter().filter_map(|tensor| tensor.source).collect();
-        let sources = kept.sources.lock();
+        let sources = image.sources.lock();
         change.sources.extend(named.into_iter().filter_map(|id| Some((id, sources.get(&id)?.clone()))));
         drop(sources);
-        Ok(kept.tables.append(&change.bytes(), || kept.all(map).bytes())?)
+        Ok(image.tables.append(&change.bytes(), || image.all(map).bytes())?)
     }
 
     /// Saves the tables of `map` whole, likewise.
     pub(super) fn keep_all(&self, map: &Map) -> Result<(), DeviceError> {
-        let Some(kept) = &self.kept else { return Ok(()) };
-        Ok(kept.tables.rewrite(&kept.all(map).bytes())?)
+        let Some(image) = &self.image else { return Ok(()) };
+        Ok(image.tables.rewrite(&image.all(map).bytes())?)
     }
 }
 
-impl Kept {
+impl DeviceImage {
     /// What says everything.
     fn all(&self, map: &Map) -> Change {
         let sources = Device::sources_in(map, &self.sources.lock());
@@ -395,7 +394,7 @@ impl Saved {
     }
 }
 
-impl Kept {
+impl DeviceImage {
     /// The device's own counters.
     pub(super) fn counters(&self) -> &Counters {
         &self.counters
@@ -410,9 +409,9 @@ impl Kept {
 impl Device {
     /// Traffic of a new tensor or view.
     pub(super) fn new_traffic(&self) -> Arc<Counted> {
-        let Some(kept) = &self.kept else { return Arc::default() };
-        let first = kept.counters.take_others(Traffic::COUNTERS);
-        traffic(&kept.counters, Numbers { first, later: None })
+        let Some(image) = &self.image else { return Arc::default() };
+        let first = image.counters.take_others(Traffic::COUNTERS);
+        traffic(&image.counters, Numbers { first, later: None })
     }
 }
 
@@ -458,8 +457,8 @@ fn restore(
         let windows = tensor::windows(&spec)?.filter(|_| config.mode == Mode::Trace);
         let TensorSpec { name, base, .. } = spec;
         let info = TensorInfo { name, dpa, length, elements, shape, format, layout, codec, base };
-        let part = partition_table.of_name(&info.name)?;
-        let own = &partition_table.parts[part].base;
+        let partition = partition_table.of_name(&info.name)?;
+        let own = &partition_table.partitions[partition].base;
         let end = info.length.checked_next_multiple_of(BLOCK_BYTES as u64);
         let end = end.and_then(|length| info.dpa.checked_add(length)).filter(|end| *end <= own.end);
         let inside = end.filter(|_| info.dpa >= own.start && info.dpa.is_multiple_of(BLOCK_BYTES as u64));
@@ -479,7 +478,7 @@ fn restore(
         let traffic = traffic(counters, Numbers { first, later });
         let tensor = Tensor {
             info,
-            part,
+            partition,
             windows,
             stored: Arc::default(),
             traffic,
@@ -497,7 +496,7 @@ fn restore(
         let view = View::parse(tensor.info.format, &view)
             .map_err(|why| DeviceError::View { tensor: name.clone(), why })?;
         let length = view.bytes_for(tensor.info.elements);
-        let own = &partition_table.parts[tensor.part].views;
+        let own = &partition_table.partitions[tensor.partition].views;
         let fits = |length: &u64| {
             offset.is_multiple_of(VIEW_ALIGN)
                 && offset >= own.start + DIRECTORY_BYTES
@@ -533,7 +532,7 @@ fn link_bases(map: &Map, mode: Mode, version: Version) -> Result<(), TensorError
     // Bases that go round in a circle have no end, and so too many follow each other.
     for (tensor, name) in derived() {
         let base = tensor.lineage.base().expect("it was given one");
-        let why = tensor::refused_base(&tensor.info, tensor.part, base);
+        let why = tensor::refused_base(&tensor.info, tensor.partition, base);
         if let Some(why) = why {
             return Err(refused(&tensor.info, name, why));
         }
