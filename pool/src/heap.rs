@@ -10,7 +10,8 @@ use std::sync::Mutex;
 use crate::class::{self, ClassId, OWN, UNTOLD};
 use crate::error::PoolError;
 use crate::layout::{ALLOC, Layout};
-use crate::member::{Member, locked};
+use crate::member::Member;
+use crate::mutex::locked;
 
 /// The smallest place.
 const SMALLEST: u64 = 64;

@@ -40,6 +40,7 @@ mod lock;
 pub mod mem;
 mod member;
 mod message;
+mod mutex;
 mod named;
 mod overview;
 mod pool;

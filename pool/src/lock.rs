@@ -16,7 +16,8 @@ use std::sync::{MutexGuard, PoisonError};
 use crate::error::PoolError;
 use crate::layout::{is_sealed, seal, word};
 use crate::mem::LINE;
-use crate::member::{Member, Wait, try_locked};
+use crate::member::{Member, Wait};
+use crate::mutex::{locked, try_locked};
 
 /// What the threads of a node share of a lock.
 #[derive(Debug, Default)]
@@ -104,7 +105,7 @@ impl Member {
         self.lines.set(at, wanted << 1 | 1)?;
         self.lines.flush(at, 8)?;
         {
-            let _one = crate::member::locked(&self.doorbell);
+            let _one = locked(&self.doorbell);
             let at = self.layout.doorbell(self.node, lock);
             let rung = self.lines.word(at)?;
             self.lines.post(at, rung | 1 << (lock % 64))?;
@@ -168,7 +169,7 @@ impl Member {
 
     /// Gives up the locks that a dead node holds, after doing its changes again.
     pub(crate) fn give_up(&self, node: u32, last: u32) -> Result<(), PoolError> {
-        let _one = crate::member::locked(&self.granting);
+        let _one = locked(&self.granting);
         for lock in 0..self.layout.locks {
             let grant = self.layout.grant(lock);
             let granted = self.lines.word(grant)?;

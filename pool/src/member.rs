@@ -8,13 +8,14 @@
 //! but loads and stores, and of which each word has one writer.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::error::PoolError;
 use crate::host::Host;
 use crate::layout::{Layout, PINS};
 use crate::lock::Local;
 use crate::mem::Lines;
+use crate::mutex::{locked, try_locked};
 
 /// A node's line: whether it is there; it counts; it stands for election; its clock of touches.
 const COUNT: u64 = 8;
@@ -107,19 +108,6 @@ pub(crate) fn attached(node: u32, word: u64, fenced: u32, manager: u64) -> Optio
     let (state, incarnation) = of_word(word);
     let leads = manager & 0xffff_ffff == u64::from(node) << 24 | u64::from(incarnation);
     (state == JOINED && incarnation > fenced).then_some((incarnation, leads))
-}
-
-pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Locked, or `None` if somebody has it. A thread that died with it left nothing half done.
-pub(crate) fn try_locked<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-    match mutex.try_lock() {
-        Ok(guard) => Some(guard),
-        Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-        Err(std::sync::TryLockError::WouldBlock) => None,
-    }
 }
 
 impl Member {

@@ -14,7 +14,8 @@ use crate::host::Host;
 use crate::key::Key;
 use crate::layout::{Geometry, Layout, SLOTS, Slot};
 use crate::mem::{CxlMem, LINE, Lines};
-use crate::member::{Dead, Member, Wait, locked, try_locked};
+use crate::member::{Dead, Member, Wait};
+use crate::mutex::{locked, try_locked};
 use crate::recovery::recover;
 use crate::table::{Entry, Pin, Pins, State, Tag, drain, evict, find, sweep, tags};
 

@@ -11,7 +11,8 @@ use crate::error::PoolError;
 use crate::key::Key;
 use crate::layout::Slot;
 use crate::mem::{Crc, LINE};
-use crate::member::{Wait, locked};
+use crate::member::Wait;
+use crate::mutex::locked;
 use crate::pool::Pool;
 use crate::table::{Entry, Pin, State, Tag, evict, find, group, matching, reclaim, settle, tags};
 

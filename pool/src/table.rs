@@ -18,7 +18,8 @@ use crate::heap::Heap;
 use crate::key::Key;
 use crate::layout::{PINS, RING, SLOTS, Slot, is_sealed, seal, word};
 use crate::mem::LINE;
-use crate::member::{Member, Wait, locked};
+use crate::member::{Member, Wait};
+use crate::mutex::locked;
 
 /// A slot's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

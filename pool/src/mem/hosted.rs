@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use super::{CxlMem, LINE, Map, MemError, inside};
-use crate::member::locked;
+use crate::mutex::locked;
 
 /// How long the device may take.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -105,8 +105,8 @@ pub struct Hosted<P = Socket> {
     map: Map,
     port: P,
     waiting: Mutex<Waiting>,
-    /// Held while the device is asked. A fence waits for what another thread's has taken up: that is
-    /// among the flushes it stands for.
+    /// Held while the device is asked. A fence waits for what another thread's has taken up: that
+    /// is among the flushes it stands for.
     asking: Mutex<()>,
 }
 

@@ -145,7 +145,7 @@ impl Order {
                 return None;
             }
             if cut.start(column + 1) <= at {
-                // Of a row that is longer than the window there may be many columns without elements.
+                // Of a row longer than the window there may be many columns without elements.
                 column = order.column_of(&cut, at);
             }
             let start = at;

@@ -13,8 +13,9 @@ use lamina_store::entry::Entry;
 const PLANE_KINDS: usize = 1 + Codec::ALL.len();
 /// Planes of all formats.
 const SLOTS: usize = Format::ALL.len() * MAX_PLANES;
-/// Where gauges are in [`Held`]: the headers of transformed blocks, blocks that hold data and that no
-/// codec made smaller, blocks of words by kind, planes by slot and kind, constant planes by slot.
+/// Where gauges are in [`Held`]: the headers of transformed blocks, blocks that hold data and that
+/// no codec made smaller, blocks of words by kind, planes by slot and kind, constant planes by
+/// slot.
 const HEADS: usize = 0;
 const BYPASS_BLOCKS: usize = 1;
 const WORDS: usize = 2;

@@ -84,8 +84,8 @@ pub(crate) struct Model {
     #[arg(long, value_name = "OUT.html", conflicts_with_all = ["plot", "json", "paper"])]
     pub(crate) page: Option<PathBuf>,
     /// Draw to this SVG file, or as text with `-`. Unless --accounting says one, there are two
-    /// drawings: this file is the device's only, and beside it one that ends in `.printed.svg` is as
-    /// printed.
+    /// drawings: this file is the device's only, and beside it one that ends in `.printed.svg` is
+    /// as printed.
     #[arg(long, value_name = "OUT.svg|-")]
     pub(crate) plot: Option<PathBuf>,
     /// Print JSON instead of tables.

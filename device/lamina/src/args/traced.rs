@@ -51,8 +51,8 @@ pub(crate) struct Compare {
 #[derive(Debug, Args)]
 #[command(mut_args(takes_negative))]
 pub(crate) struct Replayed {
-    /// The module: ddr5-4800, ddr5-5600, ddr5-6400, a TOML file as docs/ddr5.toml, or `none` to leave
-    /// timing out.
+    /// The module: ddr5-4800, ddr5-5600, ddr5-6400, a TOML file as docs/ddr5.toml, or `none` to
+    /// leave timing out.
     #[arg(long, default_value = "ddr5-4800", value_name = "NAME|FILE|none")]
     pub(crate) dram: String,
     /// Bursts under way at once.
