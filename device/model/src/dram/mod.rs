@@ -16,8 +16,8 @@
 //!
 //! Modelled in cycles of the DRAM's clock: row activation and precharge, reads and writes with
 //! their data, bank groups, the window of four activations, turns between reads and writes and
-//! between ranks, refresh of all banks of a rank, the command bus. Not modelled: power-down, refresh
-//! of single banks, ECC in the die, row hammer mitigation, termination, temperature.
+//! between ranks, refresh of all banks of a rank, the command bus. Not modelled: power-down,
+//! refresh of single banks, ECC in the die, row hammer mitigation, termination, temperature.
 
 mod bank;
 mod channel;

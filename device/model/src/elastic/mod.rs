@@ -1,12 +1,12 @@
-//! Elastic precision: weights fetched by planes against weights fetched by words (TRACE, IV-D, Figs.
-//! 17 to 21).
+//! Elastic precision: weights fetched by planes against weights fetched by words (TRACE, IV-D,
+//! Figs. 17 to 21).
 //!
-//! * A chunk is what has one precision: an expert, a head, a neuron. Of a chunk of no bits nothing is
-//!   fetched by either.
-//! * By words, a chunk's containers are read whole, and chunks follow each other. By planes, the most
-//!   significant planes are read, from rows in which one plane of many blocks of the chunk lies: a
-//!   chunk begins at rows of its own (TRACE, IV-D: "aligned to TRACE's plane stripes"). Nothing is
-//!   compressed, as there.
+//! * A chunk is what has one precision: an expert, a head, a neuron. Of a chunk of no bits nothing
+//!   is fetched by either.
+//! * By words, a chunk's containers are read whole, and chunks follow each other. By planes, the
+//!   most significant planes are read, from rows in which one plane of many blocks of the chunk
+//!   lies: a chunk begins at rows of its own (TRACE, IV-D: "aligned to TRACE's plane stripes").
+//!   Nothing is compressed, as there.
 //! * A sample of chunks is read by the DRAM model as fast as registers permit, in an order that is
 //!   the same in each run. A weight's energy and time are the sample's.
 
@@ -240,8 +240,8 @@ fn rows(profile: &Profile, base: u64) -> (u64, u64) {
     (place, (columns / place).max(1))
 }
 
-/// A row holds one plane of as many blocks as it has room for. Block after block, so that the planes
-/// of one come from as many banks.
+/// A row holds one plane of as many blocks as it has room for. Block after block, so that the
+/// planes of one come from as many banks.
 fn planes(profile: &Profile, base: u32, first: u64, chunk: &Chunk, take: &mut dyn FnMut(Place)) {
     let (base, columns) = (u64::from(base), u64::from(profile.geometry.columns));
     let in_block = 4096 * 8 / base;

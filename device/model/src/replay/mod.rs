@@ -2,18 +2,20 @@
 //! same work.
 //!
 //! What each design does with a request, block by block:
-//! * `plain` moves the lines that are asked for. It reads a line that is written in part. Lines that
-//!   follow each other lie in all channels and bank groups.
+//! * `plain` moves the lines that are asked for. It reads a line that is written in part. Lines
+//!   that follow each other lie in all channels and bank groups.
 //! * `plain-rows` moves the same lines, and a block's lie in a row, as a bundle does. What it and
 //!   `plain` differ in is placement; what it and `gcomp` or `trace` differ in is not.
 //! * `gcomp` looks for the block's index entry, and moves all of the coded block.
-//! * `trace` looks for the entry, and moves the planes that the view wants: with [`Placement::Bundles`]
-//!   out of one bundle, with [`Placement::Planes`] from rows in which each plane of many blocks
-//!   lies (TRACE, Fig. 10), each plane at a place of its own, whole granules each.
+//! * `trace` looks for the entry, and moves the planes that the view wants: with
+//!   [`Placement::Bundles`] out of one bundle, with [`Placement::Planes`] from rows in which each
+//!   plane of many blocks lies (TRACE, Fig. 10), each plane at a place of its own, whole granules
+//!   each.
 //!
 //! Taken to be so for both that code:
-//! * The last few decoded blocks stay in a buffer, so that lines of one block which follow each other
-//!   are one fill. The paper has staging memory and does not say how much of it reads may use.
+//! * The last few decoded blocks stay in a buffer, so that lines of one block which follow each
+//!   other are one fill. The paper has staging memory and does not say how much of it reads may
+//!   use.
 //! * Each store of a block codes it, and writes its entry. One in part reads it first.
 //! * A miss of the index reads 64 bytes more, in front of the block in latency.
 //! * Blocks of which the trace says nothing have [`Assumed`] ratios, and are counted.

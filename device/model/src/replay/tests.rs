@@ -122,8 +122,8 @@ fn what_dram_moves_is_what_was_counted() {
     }
 }
 
-/// By hand, in cycles of 2.4 GHz. A block's 64 lines lie in one row under `plain-rows`: activated at
-/// 0, read from 39 on every `tCCD_L` = 12, the last at 795, its data until 843: 351.25 ns. Under
+/// By hand, in cycles of 2.4 GHz. A block's 64 lines lie in one row under `plain-rows`: activated
+/// at 0, read from 39 on every `tCCD_L` = 12, the last at 795, its data until 843: 351.25 ns. Under
 /// `plain` 16 of them lie in each of four channels, two in each of eight bank groups: 32
 /// activations, reads from 39 on every `tCCD_S` = 8, the last at 159, its data until 207: 86.25 ns.
 #[test]
@@ -200,8 +200,8 @@ fn a_load_takes_the_controllers_cycles_and_the_link() {
     assert_eq!(plain(&Options { link, ..usual() }).load_ns, Some(35.5));
 }
 
-/// Reading on and on: planes save bytes, a view more, and energy with them. In a bundle a view saves
-/// bursts and hardly an activation; rows of their own stay asleep.
+/// Reading on and on: planes save bytes, a view more, and energy with them. In a bundle a view
+/// saves bursts and hardly an activation; rows of their own stay asleep.
 #[test]
 fn only_planes_in_rows_of_their_own_leave_rows_asleep() {
     let blocks: Vec<_> = (0..4096).map(|number| (number, block(256, 256))).collect();

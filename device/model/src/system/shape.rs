@@ -73,8 +73,8 @@ impl Shape {
         })
     }
 
-    /// A shape written down as TOML, or a `config.json` of Hugging Face: what begins with a brace or
-    /// is in a file of that ending. `weight_bits`, if given, are taken whatever the file says.
+    /// A shape written down as TOML, or a `config.json` of Hugging Face: what begins with a brace
+    /// or is in a file of that ending. `weight_bits`, if given, are taken whatever the file says.
     ///
     /// # Errors
     /// What is missing or absurd, by its name and the file's.

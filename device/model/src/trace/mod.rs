@@ -12,8 +12,8 @@
 //! | 24 | CRC-32C of the 24 bytes before it |
 //! | 28 | zeros, 4 bytes |
 //!
-//! A chunk is a tag of one byte, three zeros, the number of its records, the bytes of its payload and
-//! a CRC-32C of these 12 bytes and of the payload, 32 bits each; then the payload.
+//! A chunk is a tag of one byte, three zeros, the number of its records, the bytes of its payload
+//! and a CRC-32C of these 12 bytes and of the payload, 32 bits each; then the payload.
 //!
 //! | tag | record |
 //! |---|---|

@@ -10,8 +10,8 @@ use super::{
 /// Bytes at which a chunk is written.
 const CHUNK: usize = 1 << 16;
 
-/// Chunks that are being filled, and where they go. What [`Writer::finish`] has not ended is a trace
-/// that was cut short.
+/// Chunks that are being filled, and where they go. What [`Writer::finish`] has not ended is a
+/// trace that was cut short.
 pub struct Writer<W: Write> {
     out: W,
     tag: u8,
