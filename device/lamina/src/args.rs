@@ -1,11 +1,16 @@
 //! The command line.
 
 mod advise;
+mod api_at;
 mod boot;
 mod device;
+mod guests;
 mod model;
 mod mount;
+mod partitions;
+mod pool;
 mod reproduce;
+mod several;
 mod traced;
 mod values;
 
@@ -20,20 +25,20 @@ use lamina_codec::packkv::Packing;
 use lamina_device::analyze::packkv::Scales;
 
 pub(crate) use self::advise::Advise;
+pub(crate) use self::api_at::ApiAt;
 pub(crate) use self::boot::Boot;
 pub(crate) use self::device::DeviceArgs;
+pub(crate) use self::guests::{GuestExport, Guests, Member, folder_of, monitor_of};
 pub(crate) use self::model::{Accounted, Model};
 pub(crate) use self::mount::{LoadModel, Ls, Mount, Rm, Shown, To, Umount};
+pub(crate) use self::partitions::{GuestSpec, PartitionArgs};
+pub(crate) use self::pool::{Holds, PoolAt, PoolCommand, PoolReplay};
 pub(crate) use self::reproduce::Reproduce;
 pub(crate) use self::traced::{
     Compare, Convert, Elastic, Other, Paced, Record, Replacement, Replayed, Trace,
 };
 pub(crate) use self::values::{DiskArg, bytes, kv_layout, run_dir};
 use self::values::{codecs, disks, packkv_scales, shape};
-use crate::client::ApiAt;
-use crate::guests::Guests;
-use crate::partition_table::PartitionArgs;
-use crate::pool::PoolCommand;
 
 /// A CXL Type-3 memory device in user space: tensors as compressed bit-planes, precision views by
 /// address alias.

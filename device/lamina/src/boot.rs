@@ -20,13 +20,12 @@ use tempfile::TempDir;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 
-use crate::args::{Boot, DeviceArgs, DiskArg};
-use crate::client::{self, ApiAt};
+use crate::args::{ApiAt, Boot, DeviceArgs, DiskArg, PartitionArgs};
+use crate::client;
 use crate::holder::{Holder, StopSwitch, oom};
 use crate::life::{self, WindowFile};
 use crate::modelled::{LineRecorder, LinesWanted};
 use crate::out::{self, print_line};
-use crate::partition_table::PartitionArgs;
 use crate::shmem;
 use crate::way::{Files, Way};
 

@@ -1,6 +1,5 @@
 //! Client commands: one request to the API's socket, printed for a person or as JSON.
 
-mod api_at;
 mod stats;
 
 use std::time::Duration;
@@ -21,13 +20,12 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinHandle;
 
-use crate::args::{Client, Discard, Flush, Poison, Snapshot, Tensor, TensorAdd, Upgrade, View};
+use crate::args::{ApiAt, Client, Discard, Flush, Poison, Snapshot, Tensor, TensorAdd, Upgrade, View};
 use crate::holder;
 use crate::meter::Meter;
 use crate::out::print_line;
 use crate::status::{NoDevice, Refused};
 
-pub(crate) use self::api_at::ApiAt;
 pub(crate) use self::stats::stats;
 
 /// How often, and after what time, a question is asked again whose answer broke off because the

@@ -42,10 +42,9 @@ use self::{
     child::{Worker, kill},
     held::{Held, Listening, Opened, ledger_of, listen_for},
 };
-use crate::args::{DeviceArgs, DiskArg};
+use crate::args::{DeviceArgs, DiskArg, PartitionArgs};
 use crate::life::{self, Order, Ready, Word};
 use crate::out;
-use crate::partition_table::PartitionArgs;
 
 /// Deaths within this time are quick.
 const QUICK: Duration = Duration::from_secs(10);

@@ -25,7 +25,6 @@ mod partition_table;
 mod pool;
 mod reproduce;
 mod serve;
-mod several;
 mod shmem;
 mod status;
 mod top;
@@ -35,8 +34,7 @@ mod worker;
 
 use std::process::ExitCode;
 
-use crate::args::Command;
-use crate::partition_table::PartitionArgs;
+use crate::args::{Command, PartitionArgs};
 use crate::status::Status;
 
 fn main() -> ExitCode {

@@ -22,8 +22,8 @@ use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 
 use self::find::Found;
-use crate::args::{LoadModel, Ls, Mount, Rm, Shown, Umount};
-use crate::client::{ApiAt, ask, escaped, new_table, print_json, rows, watched};
+use crate::args::{ApiAt, LoadModel, Ls, Mount, Rm, Shown, Umount};
+use crate::client::{ask, escaped, new_table, print_json, rows, watched};
 use crate::holder;
 use crate::meter::Meter;
 use crate::out::{self, print_line};

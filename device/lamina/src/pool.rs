@@ -9,12 +9,11 @@ mod trace;
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, anyhow, bail};
-use clap::{Args, Subcommand};
 use hyper::Method;
 use lamina_pool::{Geometry, IndexServer, NodeCounts, Pool, PoolError, Stats, local};
 use serde::Serialize;
@@ -23,125 +22,9 @@ use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
-use self::holds::Holds;
-use self::replay::Replay;
-use crate::args::{Client, bytes};
+use crate::args::{Client, PoolAt, PoolCommand};
 use crate::client::{ask, escaped, new_table};
 use crate::out::{self, print_line};
-
-/// Keep objects and blocks of KV caches in a file that processes share by loads and stores.
-///
-/// FILE is a file of the mount, any other file, or a devdax. Every command attaches as a node of
-/// its own, and takes over what a node that died has left.
-#[derive(Debug, Subcommand)]
-pub(crate) enum PoolCommand {
-    /// Make an empty pool, in a file that holds nothing.
-    Create {
-        /// The file. It is made if it is not there.
-        file: PathBuf,
-        /// Bytes of a file that is made, with K, M, G or T; a file that is there has its own.
-        #[arg(long, value_parser = bytes, default_value = "256M")]
-        size: u64,
-        /// Processes that may be attached at a time.
-        #[arg(long, default_value_t = 16)]
-        nodes: u32,
-        /// Also in a file that holds something, which is lost, or in a devdax, of which nobody
-        /// knows.
-        #[arg(long)]
-        force: bool,
-        #[command(flatten)]
-        holds: Holds,
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-    },
-    /// List objects.
-    Ls(PoolAt),
-    /// Tell what the pool holds.
-    Stat(PoolAt),
-    /// Store an object, in place of one of that name.
-    Put {
-        /// The pool.
-        file: PathBuf,
-        /// The object's name.
-        name: String,
-        /// What it shall hold; standard input if it is not given.
-        from: Option<PathBuf>,
-        #[command(flatten)]
-        holds: Holds,
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-    },
-    /// Print an object's bytes.
-    Get {
-        /// The pool.
-        file: PathBuf,
-        /// The object's name.
-        name: String,
-        /// Where its bytes go; standard output if it is not given.
-        to: Option<PathBuf>,
-        /// Print JSON, where standard output is not for the bytes.
-        #[arg(long, requires = "to")]
-        json: bool,
-    },
-    /// Remove objects.
-    Rm {
-        /// The pool.
-        file: PathBuf,
-        /// The objects' names.
-        #[arg(required = true)]
-        names: Vec<String>,
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-    },
-    /// Take a host's access to its region away, or give it back.
-    ///
-    /// For a host that shares a region without coherence (`lamina serve --host`) and that is taken
-    /// for dead: when this returns, none of its stores reaches the device any more, however late it
-    /// goes on, and its loads are poison. A pool's nodes ask for the same by themselves. A process
-    /// that shares a file with others needs none of this: end it.
-    #[command(after_help = "\
-Examples:
-  Of a host that hangs, so that the others may have what it held:
-      lamina pool fence one
-  When it was started anew:
-      lamina pool fence --undo one")]
-    Fence {
-        /// The host's name, as `lamina guests` lists it.
-        host: String,
-        /// Give it back: the host begins as one that holds nothing.
-        #[arg(long)]
-        undo: bool,
-        #[command(flatten)]
-        client: Client,
-    },
-    /// Serve the index of the pool's blocks, for nodes that ask instead of looking themselves.
-    ///
-    /// One node serves at a time; when it dies, clients wait for the next some seconds before they
-    /// fail, and nothing of the index is lost. This runs until it is interrupted.
-    Serve(PoolAt),
-    Replay(Box<Replay>),
-    /// Verify everything, also while others use the pool. It fails if something does not hold.
-    Check {
-        /// Drop what does not check, and take back what is nobody's.
-        #[arg(long)]
-        repair: bool,
-        #[command(flatten)]
-        at: PoolAt,
-    },
-}
-
-/// A pool, and how to print.
-#[derive(Debug, Args)]
-pub(crate) struct PoolAt {
-    /// The pool.
-    file: PathBuf,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
-}
 
 /// Does something as a node of its own, and leaves.
 fn with<T>(file: &Path, work: impl FnOnce(&Pool) -> anyhow::Result<T>) -> anyhow::Result<T> {

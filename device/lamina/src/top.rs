@@ -18,8 +18,8 @@ use tokio::sync::mpsc;
 
 use self::seen::Seen;
 use self::stream::Stream;
-use crate::args::Top;
-use crate::client::{ApiAt, print_json};
+use crate::args::{ApiAt, Top};
+use crate::client::print_json;
 use crate::out::print_line;
 
 /// How long a device that does not answer is left alone.

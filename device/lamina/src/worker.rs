@@ -43,13 +43,13 @@ use lamina_store::mode::Mode;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::against::bases_of;
-use crate::args::DeviceArgs;
+use crate::args::{DeviceArgs, PartitionArgs};
 use crate::life::{self, Order, Ready, WindowFile, Word};
 use crate::log;
 use crate::meter::Meter;
 use crate::modelled::{self, Live, Recordings};
 use crate::out;
-use crate::partition_table::{Load, PartitionArgs, Plan};
+use crate::partition_table::{Load, Plan};
 
 /// What a worker ends with after a panic.
 const PANICKED: i32 = 101;

@@ -12,8 +12,8 @@ use lamina_serve::flusher::WriteBackWith;
 use lamina_store::mode::Mode;
 
 use super::mount::base;
+use super::several::SeveralArgs;
 use super::values::{bytes, dram, open_windows, run_dir, threads};
-use crate::several::SeveralArgs;
 
 /// What a device is made of and where it listens.
 #[derive(Clone, Debug, Args)]

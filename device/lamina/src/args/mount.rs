@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::ApiAt;
 use super::values::bytes;
-use crate::client::ApiAt;
 
 /// Serve models as files: start a device that holds them, and mount it on DIR.
 ///

@@ -9,9 +9,9 @@ use lamina_serve::{HeldMount, PrivateDir, Shows, claim};
 use lamina_store::host_memory::Linux;
 use lamina_store::image::Image;
 
-use crate::args::{DeviceArgs, DiskArg};
+use crate::args::{DeviceArgs, DiskArg, PartitionArgs};
 use crate::life::Disk;
-use crate::partition_table::{PartitionArgs, Plan};
+use crate::partition_table::Plan;
 
 /// What must outlive workers.
 pub(super) struct Held {

@@ -31,7 +31,8 @@ use tokio::sync::mpsc::channel;
 use self::places::{Monitor, Place, Window};
 use self::shown::Map;
 use super::record::{Pieces, WAITING, pass};
-use crate::client::{self, ApiAt};
+use crate::args::ApiAt;
+use crate::client;
 use crate::log;
 use crate::out;
 

@@ -17,8 +17,8 @@ use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{Receiver, channel};
 
-use crate::args::Record;
-use crate::client::{self, ApiAt};
+use crate::args::{ApiAt, Record};
+use crate::client;
 use crate::log;
 use crate::out::print_line;
 use crate::status::NoDevice;

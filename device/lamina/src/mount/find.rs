@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use crate::args::{To, run_dir};
-use crate::client::{self, ApiAt};
+use crate::args::{ApiAt, To, run_dir};
+use crate::client;
 use crate::holder;
 use crate::status::NoDevice;
 

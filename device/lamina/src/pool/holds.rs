@@ -4,46 +4,21 @@ use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use clap::Args;
 use hyper::Method;
 use lamina_codec::format::Format;
-use lamina_codec::kv::KvLayout;
 use lamina_device::layout::Layout;
 use lamina_device::tensor::TensorSpec;
 use lamina_pool::Class;
 use rustix::fs::{XattrFlags, setxattr};
 use tokio::runtime::Handle;
 
-use crate::args::kv_layout;
+use crate::args::Holds;
 use crate::client::ask;
 use crate::mount;
 
 /// What the names of tensors of pools in the base window begin with. Whoever makes a pool anew has
 /// the device forget them.
 const TENSOR: &str = "pool@";
-
-/// What the objects of a pool are, or one of them.
-#[derive(Debug, Args)]
-pub(crate) struct Holds {
-    /// In a mount: the format of the elements, as which the device codes them [default with --kv:
-    /// bf16].
-    #[arg(long)]
-    format: Option<Format>,
-    /// In a mount: it is KV caches, written as for `lamina analyze --kv`.
-    #[arg(long, value_parser = rows, value_name = "CHANNELS[,WINDOW]")]
-    kv: Option<Rows>,
-}
-
-/// A layout, and how it was written.
-#[derive(Clone, Debug)]
-struct Rows {
-    layout: KvLayout,
-    text: String,
-}
-
-fn rows(text: &str) -> Result<Rows, String> {
-    Ok(Rows { layout: kv_layout(text)?, text: text.to_owned() })
-}
 
 impl Holds {
     /// The class of what is stored; none is the pool's own.

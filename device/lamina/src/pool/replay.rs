@@ -2,10 +2,8 @@
 //! their own. Hits are measured, by real pools; times are modelled from them (seeds/004, 5.3, 6).
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use clap::Args;
 use indicatif::{BinaryBytes, ProgressBar, ProgressStyle};
 use lamina_model::serving::{Compute, Memory, Times, serve};
 use lamina_model::{ceil, float};
@@ -14,77 +12,10 @@ use serde::Serialize;
 use super::caches::{Found, Routing, replay as run};
 use super::trace::{self, BLOCK_TOKENS, Trace};
 use super::{plot, told};
-use crate::args::bytes;
+use crate::args::PoolReplay;
 use crate::client::new_table;
 use crate::modelled::shape;
 use crate::out::print_line;
-
-/// Send a trace's requests through a shared pool and through caches of each node: what is hit, and
-/// what it would mean.
-///
-/// Hits and evictions are measured: the prefix cache of the pool does them, with 64 bytes in place
-/// of each block. Times are *modelled*: a node computes what was not hit, one request after
-/// another, and fetches what was; devices answer in the order in which they are asked.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-TRACE is one of Mooncake's (JSON lines with timestamp, input_length, hash_ids) or Azure's (CSV). Azure's say nothing of what prompts
-share, so nothing is hit. A prefix-affine router sends a request to the node that was sent most of its prompt before, if that is more than
-half of it; any other sends it to the node with the least to compute.
-
-Defaults of what is modelled: the GPU's path to the pool 26 GB/s, a device's 22.5, others' load 15 (Beluga, 5.3); the path to a node's
-own memory 55.4 GB/s (the same, a GPU's PCIe); prefill at half of 148 TFLOP/s (an H20). The ratio is that of real KV caches of small models.
-
-Examples:
-  As published, on 16 nodes:
-      lamina pool replay conversation_trace.jsonl --plot replay.svg
-  Less memory, another model:
-      lamina pool replay conversation_trace.jsonl --memory 1T --model qwen3-32b")]
-pub(crate) struct Replay {
-    /// The trace.
-    trace: PathBuf,
-    /// Nodes that prefill.
-    #[arg(long, default_value_t = 16)]
-    nodes: usize,
-    /// Bytes for KV caches in all, with K, M, G or T: of the pool, or of all nodes together.
-    #[arg(long, value_parser = bytes, default_value = "4T")]
-    memory: u64,
-    /// The LLM: a preset, a config.json or a TOML file, see `lamina model --help`.
-    #[arg(long, default_value = "llama-3.1-8b", value_name = "MODEL")]
-    model: String,
-    /// How much smaller the device stores KV: the pool holds so many times more.
-    #[arg(long, default_value_t = 1.45)]
-    ratio: f64,
-    /// Devices of the pool.
-    #[arg(long, default_value_t = 8)]
-    devices: u32,
-    /// GB/s of a device.
-    #[arg(long, default_value_t = 22.5, value_name = "GB/S")]
-    device_gbs: f64,
-    /// GB/s between a node and the pool.
-    #[arg(long, default_value_t = 26.0, value_name = "GB/S")]
-    pool_gbs: f64,
-    /// GB/s between a node and its own memory.
-    #[arg(long, default_value_t = 55.4, value_name = "GB/S")]
-    local_gbs: f64,
-    /// GB/s that others take of one device, in the rows that say so.
-    #[arg(long, default_value_t = 15.0, value_name = "GB/S")]
-    background: f64,
-    /// A node's prefill, in TFLOP/s.
-    #[arg(long, default_value_t = 74.0, value_name = "TFLOP/S")]
-    tflops: f64,
-    /// Requests of the trace's beginning; all unless given.
-    #[arg(long, value_name = "COUNT")]
-    requests: Option<usize>,
-    /// Times that requests come faster than in the trace.
-    #[arg(long, default_value_t = 1.0, value_name = "TIMES")]
-    speed: f64,
-    /// Draw time to first token and hits into an SVG file.
-    #[arg(long, value_name = "FILE")]
-    plot: Option<PathBuf>,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
-}
 
 /// What was measured of caches.
 #[derive(Debug, Serialize)]
@@ -153,7 +84,7 @@ const CACHES: [(&str, Routing, bool); 4] = [
     ("pool, compressed", Routing::Shared, true),
 ];
 
-pub(super) fn replay(args: &Replay) -> Result<()> {
+pub(super) fn replay(args: &PoolReplay) -> Result<()> {
     ensure!(args.speed > 0.0 && args.speed.is_finite(), "--speed {}: it must be above 0", args.speed);
     ensure!((1.0..=64.0).contains(&args.ratio), "--ratio {}: from 1 to 64 can be", args.ratio);
     let mut trace = trace::read(&args.trace, args.requests.unwrap_or(usize::MAX))?;
@@ -167,7 +98,7 @@ pub(super) fn replay(args: &Replay) -> Result<()> {
     if args.json { told(&report) } else { print(&report) }
 }
 
-fn report(args: &Replay, trace: &Trace) -> Result<Report> {
+fn report(args: &PoolReplay, trace: &Trace) -> Result<Report> {
     let shape = shape(&args.model, None)?;
     let block_bytes = ceil(shape.kv_bytes() * float(BLOCK_TOKENS));
     let compute = Compute { flops: args.tflops * 1e12, token_flop: 2.0 * shape.active() };
@@ -244,7 +175,7 @@ fn measured(
 }
 
 /// The memories in which caches are modelled, with so many bytes of words in a stored one.
-fn memories(args: &Replay, routing: Routing, ratio: f64) -> Vec<(String, Memory)> {
+fn memories(args: &PoolReplay, routing: Routing, ratio: f64) -> Vec<(String, Memory)> {
     if routing != Routing::Shared {
         return vec![("each node's own".to_owned(), Memory::Local { node_gbs: args.local_gbs })];
     }
@@ -335,11 +266,10 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::args::{Cli, Command};
-    use crate::pool::PoolCommand;
+    use crate::args::{Cli, Command, PoolCommand};
     use serde_json::json;
 
-    fn parsed(words: &[&str]) -> Replay {
+    fn parsed(words: &[&str]) -> PoolReplay {
         let cli = Cli::try_parse_from([&["lamina", "pool", "replay"], words].concat()).unwrap();
         let Command::Pool(PoolCommand::Replay(args)) = cli.command else { panic!("lamina pool replay") };
         *args

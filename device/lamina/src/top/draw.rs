@@ -10,7 +10,8 @@ use serde_json::Value;
 
 use super::seen::{FormatRow, LatencyRow, Seen, TensorRow};
 use super::{Sort, Wanted};
-use crate::client::{ApiAt, duration};
+use crate::args::ApiAt;
+use crate::client::duration;
 
 /// Columns that the texts beside a bar of planes take.
 const BESIDE: u16 = 24;

@@ -7,7 +7,8 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde::de::DeserializeOwned;
 
-use crate::client::{self, ApiAt, Connection};
+use crate::args::ApiAt;
+use crate::client::{self, Connection};
 use crate::status::NoDevice;
 
 /// Bytes that one update may have.

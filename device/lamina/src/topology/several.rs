@@ -21,8 +21,7 @@ use toml::Spanned;
 use super::Source;
 use super::file::{Field, File, Guest, Number};
 use super::options::Options;
-use crate::args::{self, Cli, Command};
-use crate::guests::{GuestExport, Guests, Member, folder_of, monitor_of};
+use crate::args::{self, Cli, Command, GuestExport, Guests, Member, folder_of, monitor_of};
 
 /// Whether a file is such a topology.
 pub(super) fn is(file: &File) -> bool {

@@ -1,7 +1,7 @@
 use clap::Parser;
 
 use super::*;
-use crate::guests::GuestExport;
+use crate::args::GuestExport;
 
 fn read(text: &str) -> Result<Vec<String>, String> {
     read_for(text, For::Boot { print_command: false })

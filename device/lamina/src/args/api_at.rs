@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use crate::args::run_dir;
+use super::values::run_dir;
 
 /// Where a device's API answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
