@@ -17,10 +17,10 @@ use serde::Serialize;
 
 use crate::{
     args::Advise,
-    client::new_table,
     log,
     meter::Meter,
     out::{self, print_line},
+    table::new_table,
 };
 
 use self::{

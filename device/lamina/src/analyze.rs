@@ -19,9 +19,9 @@ use lamina_device::model::ModelFile;
 use serde::Serialize;
 
 use crate::args::Analyze;
-use crate::client::new_table;
 use crate::meter::Meter;
 use crate::out;
+use crate::table::new_table;
 
 /// Analyses and prints. Blocks until it is done.
 pub(crate) fn analyze(args: &Analyze) -> Result<()> {

@@ -10,9 +10,9 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::args::Doctor;
-use crate::client::{new_table, print_json};
-use crate::out::print_line;
+use crate::out::{print_json, print_line};
 use crate::status::Status;
+use crate::table::new_table;
 
 /// Whether something is as it should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]

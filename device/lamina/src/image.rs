@@ -9,8 +9,7 @@ use lamina_store::image::Image;
 use serde_json::json;
 
 use crate::args;
-use crate::client::print_json;
-use crate::out::print_line;
+use crate::out::{print_json, print_line};
 
 pub(crate) fn image(command: &args::Image) -> Result<()> {
     let args::Image::Upgrade { image, json } = command;

@@ -27,6 +27,7 @@ mod reproduce;
 mod serve;
 mod shmem;
 mod status;
+mod table;
 mod top;
 mod topology;
 mod way;

@@ -23,10 +23,11 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use self::find::Found;
 use crate::args::{ApiAt, LoadModel, Ls, Mount, Rm, Shown, Umount};
-use crate::client::{ask, escaped, new_table, print_json, rows, watched};
+use crate::client::{ask, escaped, rows, watched};
 use crate::holder;
 use crate::meter::Meter;
-use crate::out::{self, print_line};
+use crate::out::{self, print_json, print_line};
+use crate::table::new_table;
 
 /// How often a device is looked at that is held in the foreground.
 const PACE: Duration = Duration::from_millis(200);

@@ -35,6 +35,11 @@ pub(crate) fn text(text: &[u8]) -> Result<(), Unprinted> {
     Ok(out.flush()?)
 }
 
+/// Prints JSON, indented.
+pub(crate) fn print_json(value: &serde_json::Value) -> anyhow::Result<()> {
+    Ok(print_line!("{}", serde_json::to_string_pretty(value)?)?)
+}
+
 /// Prints the lines of a guest's console, each behind `before`. The guest goes on if they cannot be
 /// printed any more, which is said once.
 pub(crate) fn console(before: String) -> impl FnMut(&str) + Send {

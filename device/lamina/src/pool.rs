@@ -23,8 +23,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
 use crate::args::{Client, PoolAt, PoolCommand};
-use crate::client::{ask, escaped, new_table};
+use crate::client::{ask, escaped};
 use crate::out::{self, print_line};
+use crate::table::new_table;
 
 /// Does something as a node of its own, and leaves.
 fn with<T>(file: &Path, work: impl FnOnce(&Pool) -> anyhow::Result<T>) -> anyhow::Result<T> {

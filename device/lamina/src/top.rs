@@ -19,8 +19,7 @@ use tokio::sync::mpsc;
 use self::seen::Seen;
 use self::stream::Stream;
 use crate::args::{ApiAt, Top};
-use crate::client::print_json;
-use crate::out::print_line;
+use crate::out::{print_json, print_line};
 
 /// How long a device that does not answer is left alone.
 const PAUSE: Duration = Duration::from_secs(1);

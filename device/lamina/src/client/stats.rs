@@ -5,9 +5,10 @@ use hyper::Method;
 use lamina_device::counters::{Figure, Row, Section, Unit};
 use serde_json::Value;
 
-use super::{ask, count, duration, new_table, print_json, ratio, size, text};
+use super::ask;
 use crate::args::Client;
-use crate::out::print_line;
+use crate::out::{print_json, print_line};
+use crate::table::{count, duration, new_table, ratio, size, text};
 
 pub(crate) async fn stats(client: &Client) -> Result<()> {
     let stats = ask(&client.api, Method::GET, "/stats", None).await?;

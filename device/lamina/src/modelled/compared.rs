@@ -10,7 +10,7 @@ use lamina_model::replay::{Comparison, Outcome, Placement, WordCodec};
 use lamina_model::trace::Seen;
 use lamina_model::{Row, rows};
 
-use crate::client::new_table;
+use crate::table::new_table;
 
 /// Prints, as JSON if that is wanted.
 pub(super) fn print(out: &mut impl Write, comparison: &Comparison, json: bool) -> Result<()> {

@@ -11,8 +11,8 @@ use lamina_model::elastic::{self, Beside, Chunk, Fetched, Mix, Thresholds, Work}
 use serde_json::json;
 
 use crate::args::Elastic;
-use crate::client::new_table;
 use crate::out;
+use crate::table::new_table;
 
 /// Models and prints.
 pub(crate) fn elastic(args: &Elastic) -> Result<()> {

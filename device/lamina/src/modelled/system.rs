@@ -13,8 +13,8 @@ use serde_json::json;
 
 use super::planner;
 use crate::args::{Accounted, Model};
-use crate::client::new_table;
 use crate::out;
+use crate::table::new_table;
 
 /// Models and prints.
 pub(crate) fn model(args: &Model) -> Result<()> {

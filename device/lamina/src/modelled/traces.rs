@@ -20,8 +20,8 @@ use serde_json::json;
 use super::compared::print;
 use super::watched::Watched;
 use crate::args::{Compare, Convert, Other, Paced, Replacement, Replayed, Trace};
-use crate::client::new_table;
 use crate::out;
+use crate::table::new_table;
 
 /// Replays one trace through several designs and prints.
 pub(crate) fn compare(args: &Compare) -> Result<()> {

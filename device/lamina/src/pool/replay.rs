@@ -13,9 +13,9 @@ use super::caches::{Found, Routing, replay as run};
 use super::trace::{self, BLOCK_TOKENS, Trace};
 use super::{plot, told};
 use crate::args::PoolReplay;
-use crate::client::new_table;
 use crate::modelled::shape;
 use crate::out::print_line;
+use crate::table::new_table;
 
 /// What was measured of caches.
 #[derive(Debug, Serialize)]

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::seen::{FormatRow, LatencyRow, Seen, TensorRow};
 use super::{Sort, Wanted};
 use crate::args::ApiAt;
-use crate::client::duration;
+use crate::table::duration;
 
 /// Columns that the texts beside a bar of planes take.
 const BESIDE: u16 = 24;
