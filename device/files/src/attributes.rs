@@ -232,7 +232,7 @@ impl Files {
                 let of = |which: &[u8]| {
                     if which == name { value } else { node.attributes.get(which).map(Vec::as_slice) }
                 };
-                (node.meta.is_file(), Class::of(node), Class::new(of)?)
+                (node.meta.is_file(), node.class(), Class::new(of)?)
             };
             if is_file && before != after {
                 return self.recode(caller, inode, &after, change);

@@ -11,7 +11,6 @@ use lamina_codec::packkv::Packing;
 use lamina_device::layout::Layout;
 
 use super::error::FileError;
-use super::state::Node;
 
 /// The attribute that says the format of elements.
 pub(crate) const FORMAT: &[u8] = b"user.lamina.format";
@@ -58,12 +57,6 @@ impl Class {
             Shape::new(format, kv)?;
         }
         Ok(Self { format, kv })
-    }
-
-    /// What the attributes of an inode say.
-    pub(crate) fn of(node: &Node) -> Self {
-        // They were checked when they were set.
-        Self::new(|name| node.attributes.get(name).map(Vec::as_slice)).unwrap_or(Self::OPAQUE)
     }
 
     /// A format, and behind it a layout, as a part of a file is said to be: `bf16 1024,128`. What

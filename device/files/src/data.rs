@@ -10,15 +10,13 @@ use lamina_device::device::DeviceError;
 
 use super::class::Class;
 use super::error::FileError;
-use super::extents::Piece;
+use super::extents::{Piece, held};
 use super::parts::cuts;
-use super::state::{Change, Meta};
+use super::state::{Change, MAX_SIZE, Meta};
 use super::{Caller, Core, Files, now, space};
 
 /// Bytes of a block.
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// Most bytes of a file.
-pub(crate) const MAX_SIZE: u64 = i64::MAX as u64 - (1 << 30);
 /// Most bytes that a growing file is given beforehand.
 const MAX_AHEAD: u64 = 32 << 20;
 /// Bytes that are copied at once.
@@ -141,7 +139,7 @@ impl Files {
     /// Has every hole of a range of a file lie somewhere, and records that.
     fn map(&self, core: &mut Core, inode: u64, range: &Range<u64>) -> Result<(), FileError> {
         let node = core.state.file(inode)?;
-        let class = Class::of(node);
+        let class = node.class();
         let unit = class.unit();
         let units = range.start / unit * unit..range.end.next_multiple_of(unit);
         let holes: Vec<_> =
@@ -199,7 +197,7 @@ impl Files {
     fn trim(&self, core: &mut Core) -> Result<(), FileError> {
         let (mut changes, mut freed, mut gates) = (Vec::new(), Vec::new(), Vec::new());
         for (inode, node) in core.state.nodes() {
-            let from = node.meta.size.next_multiple_of(Class::of(node).unit());
+            let from = node.meta.size.next_multiple_of(node.class().unit());
             let (end, _) = node.extents.end();
             let gate = core.live.get(&inode).map(|live| Arc::clone(&live.gate)).unwrap_or_default();
             // Who holds a gate may be about to store there.
@@ -272,7 +270,7 @@ impl Files {
         let mut freed = Vec::new();
         if size < before {
             let node = core.state.file(inode)?;
-            let from = size.next_multiple_of(Class::of(node).unit());
+            let from = size.next_multiple_of(node.class().unit());
             let (end, _) = node.extents.end();
             if from < end {
                 let (cut, free) = cuts(&core, inode, &(from..end))?;
@@ -309,7 +307,7 @@ impl Files {
             if range.is_empty() {
                 return Ok(());
             }
-            let unit = Class::of(node).unit();
+            let unit = node.class().unit();
             let whole = range.start.next_multiple_of(unit)..range.end / unit * unit;
             let mut freed = Vec::new();
             if whole.start < whole.end {
@@ -507,11 +505,6 @@ impl Files {
         core.state.node(inode)?;
         Ok(Arc::clone(&core.live(inode).gate))
     }
-}
-
-/// Where pieces lie that lie somewhere.
-pub(crate) fn held(pieces: &[Piece]) -> Vec<Range<u64>> {
-    pieces.iter().filter_map(|piece| piece.dpa.map(|dpa| dpa..dpa + piece.length)).collect()
 }
 
 /// Bytes that a file of `size` is given beforehand: a quarter of it, so that it lies in few pieces.

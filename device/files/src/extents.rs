@@ -18,6 +18,11 @@ pub(crate) struct Piece {
     pub(crate) dpa: Option<u64>,
 }
 
+/// Where pieces lie that lie somewhere.
+pub(crate) fn held(pieces: &[Piece]) -> Vec<Range<u64>> {
+    pieces.iter().filter_map(|piece| piece.dpa.map(|dpa| dpa..dpa + piece.length)).collect()
+}
+
 impl Extents {
     /// Takes up a piece where nothing is.
     pub(crate) fn insert(&mut self, at: u64, dpa: u64, length: u64) {

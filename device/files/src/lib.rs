@@ -50,9 +50,9 @@ use lamina_device::layout::Layout;
 
 pub use self::attributes::{Wanted, When};
 pub use self::error::FileError;
-pub use self::names::{Child, MAX_NAME, Marked, New, Rename};
+pub use self::names::{Child, Marked, New, Rename};
 pub use self::parts::{PART, SaidOfPart, said_of_part};
-pub use self::state::{Meta, ROOT, Time};
+pub use self::state::{MAX_NAME, Meta, ROOT, Time};
 
 use self::log::Log;
 use self::space::Space;

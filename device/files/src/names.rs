@@ -4,11 +4,9 @@ use std::collections::BTreeSet;
 
 use super::class::{FORMAT, KV, LOSSY};
 use super::error::FileError;
-use super::state::{Change, FIRST_PLACE, Meta, Node, ROOT, State};
+use super::state::{Change, FIRST_PLACE, Meta, Node, ROOT, State, check_name};
 use super::{Caller, Core, Files, now, places_of};
 
-/// Most bytes of a name.
-pub const MAX_NAME: usize = 255;
 /// Most bytes of what a symbolic link says.
 const MAX_TARGET: usize = 4095;
 /// Most names of an inode.
@@ -422,17 +420,6 @@ impl Core {
         }
         Err(FileError::Damaged { why: format!("folder {to} is in itself") })
     }
-}
-
-pub(crate) fn check_name(name: &[u8]) -> Result<(), FileError> {
-    let length = name.len();
-    if length > MAX_NAME {
-        return Err(FileError::TooLong { length, most: MAX_NAME });
-    }
-    if name.is_empty() || name.iter().any(|byte| [b'/', 0].contains(byte)) || name == b"." || name == b".." {
-        return Err(FileError::Invalid { what: "this cannot be a name" });
-    }
-    Ok(())
 }
 
 /// Says that a folder has other names in it.

@@ -15,9 +15,8 @@ use lamina_codec::format::Format;
 use lamina_device::layout::Layout;
 
 use super::class::Class;
-use super::data::held;
 use super::error::FileError;
-use super::extents::{Extents, Piece};
+use super::extents::{Extents, Piece, held};
 use super::state::Change;
 use super::{Caller, Core, Files, space};
 
@@ -63,7 +62,7 @@ impl Files {
                 return Ok(());
             }
             let node = core.state.file(inode)?;
-            let own = Class::of(node).without_loss()?;
+            let own = node.class().without_loss()?;
             let class = class.unwrap_or(own);
             let (part, file) = (class.unit(), own.unit());
             if !part.is_multiple_of(file) && !file.is_multiple_of(part) {
@@ -149,7 +148,7 @@ impl Files {
         let places = {
             let core = self.core.lock();
             let node = core.state.file(inode)?;
-            let own = Class::of(node);
+            let own = node.class();
             // One that cannot be is nobody's.
             let of = |text: &&str| if text.is_empty() { Some(own) } else { Class::of_text(text).ok() };
             let known: Vec<_> = classes.iter().map(of).collect();
@@ -186,7 +185,7 @@ pub(crate) fn cuts(
     range: &Range<u64>,
 ) -> Result<(Vec<Change>, Vec<Range<u64>>), FileError> {
     let node = core.state.file(inode)?;
-    let (own, pieces) = (Class::of(node), node.extents.pieces(range));
+    let (own, pieces) = (node.class(), node.extents.pieces(range));
     let places = held(&pieces);
     if places.iter().all(|place| core.space.is_of(&own, place)) {
         let length = range.end - range.start;

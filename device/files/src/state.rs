@@ -7,15 +7,18 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use lamina_codec::BLOCK_BYTES;
 
-use super::data::MAX_SIZE;
+use super::class::Class;
 use super::error::FileError;
 use super::extents::Extents;
-use super::names::check_name;
 
 /// Seconds and nanoseconds.
 pub type Time = (i64, u32);
 /// The folder that everything is in.
 pub const ROOT: u64 = 1;
+/// Most bytes of a name.
+pub const MAX_NAME: usize = 255;
+/// Most bytes of a file.
+pub(crate) const MAX_SIZE: u64 = i64::MAX as u64 - (1 << 30);
 /// The place of the first name in a folder: `.` and `..` are before it.
 pub(crate) const FIRST_PLACE: u64 = 3;
 /// Requests that are remembered as done. A mount has fewer in flight than that.
@@ -97,6 +100,14 @@ pub(crate) struct Node {
     pub(crate) names: BTreeMap<Vec<u8>, (u64, u64)>,
     /// The names by place.
     pub(crate) order: BTreeMap<u64, Vec<u8>>,
+}
+
+impl Node {
+    /// What its bytes are, as its attributes say.
+    pub(crate) fn class(&self) -> Class {
+        // They were checked when they were set.
+        Class::new(|name| self.attributes.get(name).map(Vec::as_slice)).unwrap_or(Class::OPAQUE)
+    }
 }
 
 /// All inodes.
@@ -275,4 +286,15 @@ impl State {
             std::iter::once(put).chain(target).chain(maps).chain(attributes).chain(names).collect()
         }))
     }
+}
+
+pub(crate) fn check_name(name: &[u8]) -> Result<(), FileError> {
+    let length = name.len();
+    if length > MAX_NAME {
+        return Err(FileError::TooLong { length, most: MAX_NAME });
+    }
+    if name.is_empty() || name.iter().any(|byte| [b'/', 0].contains(byte)) || name == b"." || name == b".." {
+        return Err(FileError::Invalid { what: "this cannot be a name" });
+    }
+    Ok(())
 }
