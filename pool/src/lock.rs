@@ -16,16 +16,8 @@ use std::sync::{MutexGuard, PoisonError};
 use crate::error::PoolError;
 use crate::layout::{is_sealed, seal, word};
 use crate::mem::LINE;
-use crate::member::{Member, Wait};
+use crate::member::{Local, Member, Wait};
 use crate::mutex::{locked, try_locked};
-
-/// What the threads of a node share of a lock.
-#[derive(Debug, Default)]
-pub(crate) struct Local {
-    count: u32,
-    /// The request that holds it, or zero.
-    held: u64,
-}
 
 /// A lock that is held.
 pub(crate) struct Held<'m> {

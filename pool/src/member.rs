@@ -13,7 +13,6 @@ use std::sync::{Arc, Mutex};
 use crate::error::PoolError;
 use crate::host::Host;
 use crate::layout::{Layout, PINS};
-use crate::lock::Local;
 use crate::mem::Lines;
 use crate::mutex::{locked, try_locked};
 
@@ -57,6 +56,14 @@ pub(crate) struct Member {
     pub(crate) granting: Mutex<()>,
     /// Times that a lock was not to be had at once.
     pub(crate) waits: AtomicU64,
+}
+
+/// What the threads of a node share of a lock.
+#[derive(Debug, Default)]
+pub(crate) struct Local {
+    pub(crate) count: u32,
+    /// The request that holds it, or zero.
+    pub(crate) held: u64,
 }
 
 /// A node that is to be recovered.
