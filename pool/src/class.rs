@@ -18,14 +18,9 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::error::PoolError;
-use crate::heap::Owner;
-use crate::layout::{ALLOC, CLASSES, is_sealed, seal};
+use crate::layout::{CLASSES, is_sealed, seal};
 use crate::mem::LINE;
-use crate::member::Member;
-use crate::pool::Pool;
 
-/// Bytes of the directory.
-const DIRECTORY: usize = CLASSES as usize * LINE as usize;
 /// Bytes that a class's text may have: what a line holds behind its length and before its check.
 const TEXT: usize = LINE as usize - 5;
 
@@ -89,7 +84,8 @@ impl Class {
         Self::new(format, kv).ok()
     }
 
-    fn to_line(&self) -> [u8; LINE as usize] {
+    /// Its line of the directory.
+    pub(crate) fn to_line(&self) -> [u8; LINE as usize] {
         let (mut line, text) = ([0; LINE as usize], self.to_string());
         line[0] = text.len() as u8;
         line[1..=text.len()].copy_from_slice(text.as_bytes());
@@ -117,7 +113,7 @@ pub(crate) fn lost_line() -> [u8; LINE as usize] {
 }
 
 /// Whether nothing was ever written to a line of the directory.
-fn is_free(line: &[u8]) -> bool {
+pub(crate) fn is_free(line: &[u8]) -> bool {
     line.iter().all(|byte| *byte == 0)
 }
 
@@ -140,129 +136,10 @@ pub struct Share {
     pub taken_bytes: u64,
 }
 
-/// A pool, for what is of a class: [`Pool::of`].
-#[derive(Clone, Copy)]
-pub struct Classed<'p> {
-    pub(crate) pool: &'p Pool,
-    pub(crate) class: ClassId,
-}
-
 /// The classes of a directory that lies at `at` in some bytes. The pool's own is none.
 pub(crate) fn directory(bytes: &[u8], at: u64) -> Vec<Option<Class>> {
     let lines = bytes[at as usize..].chunks_exact(LINE as usize);
     lines.take(CLASSES as usize).map(Class::of_line).collect()
-}
-
-/// The class of the chunk in which `at` lies, which is in use.
-pub(crate) fn class_at(member: &Member, at: u64) -> Result<Option<ClassId>, PoolError> {
-    let Some(chunk) = member.layout.chunk_of(at) else { return Ok(None) };
-    member.lines.consume(member.layout.chunk(chunk), 16)?;
-    Ok(Some(Owner::load(member, chunk)?.class))
-}
-
-/// How the class is written of what lies at `at`, which is pinned.
-pub(crate) fn written(member: &Member, directory: &[Option<Class>], at: u64) -> Result<String, PoolError> {
-    let number = class_at(member, at)?.map_or(0, |class| usize::from(class.0));
-    let class = directory.get(number).and_then(Option::as_ref);
-    Ok(class.map(ToString::to_string).unwrap_or_default())
-}
-
-/// The class of a number, as this node sees the directory; none is the pool's own.
-fn class_of(member: &Member, class: ClassId) -> Result<Option<Class>, PoolError> {
-    if class == OWN {
-        return Ok(None);
-    }
-    let at = member.layout.class(class.0);
-    let damaged = PoolError::Damaged { what: "a class", at };
-    if u32::from(class.0) >= CLASSES {
-        return Err(damaged);
-    }
-    member.lines.consume(at, LINE)?;
-    let mut line = [0; LINE as usize];
-    member.lines.load(at, &mut line)?;
-    Class::of_line(&line).ok_or(damaged).map(Some)
-}
-
-/// Tells the device what the bytes of free chunks will be.
-pub(crate) fn tell(member: &Member, class: ClassId, chunks: &[u32]) -> Result<(), PoolError> {
-    let known = class_of(member, class)?;
-    for chunk in chunks {
-        let range = member.layout.chunk_at(*chunk)..member.layout.chunk_at(*chunk + 1);
-        member.host.declare(range, known.as_ref())?;
-    }
-    Ok(())
-}
-
-impl Pool {
-    /// The pool, for what is of `class`: that lies in chunks of its own, which the device codes as
-    /// the class says. A pool has up to 15 besides its own, which is `None`.
-    ///
-    /// # Errors
-    /// [`PoolError::Declare`] if the device does not know the class, or there is none;
-    /// [`PoolError::Classes`].
-    pub fn of<'c>(&self, class: impl Into<Option<&'c Class>>) -> Result<Classed<'_>, PoolError> {
-        let of = |class| Classed { pool: self, class };
-        let Some(class) = class.into() else { return Ok(of(OWN)) };
-        if let Some(known) = self.find_class(class)?.0 {
-            return Ok(of(known));
-        }
-        self.member.host.declare(0..0, Some(class))?;
-        let held = self.member.acquire(ALLOC)?;
-        let found = match self.find_class(class)? {
-            (Some(known), _) => known,
-            (None, Some(free)) => {
-                let at = self.member.layout.class(free.0);
-                self.member.lines.store(at, &class.to_line())?;
-                self.member.lines.publish(at, LINE)?;
-                free
-            }
-            (None, None) => return Err(PoolError::Classes { most: CLASSES - 1 }),
-        };
-        held.release()?;
-        Ok(of(found))
-    }
-
-    /// The pool, for what is of its own class.
-    pub(crate) fn own(&self) -> Classed<'_> {
-        Classed { pool: self, class: OWN }
-    }
-
-    /// The directory, as the memory has it.
-    pub(crate) fn directory(&self) -> Result<Vec<Option<Class>>, PoolError> {
-        Ok(directory(&self.directory_bytes()?, 0))
-    }
-
-    fn directory_bytes(&self) -> Result<[u8; DIRECTORY], PoolError> {
-        let (at, mut bytes) = (self.member.layout.class(0), [0; DIRECTORY]);
-        self.member.lines.consume(at, bytes.len() as u64)?;
-        self.member.lines.load(at, &mut bytes)?;
-        Ok(bytes)
-    }
-
-    /// The classes that chunks in use may have, and those whose lines do not check.
-    pub(crate) fn classes(&self) -> Result<(Vec<ClassId>, Vec<ClassId>), PoolError> {
-        let (mut known, mut damaged) = (vec![OWN, UNTOLD], Vec::new());
-        for (number, line) in self.directory_bytes()?.chunks_exact(LINE as usize).enumerate() {
-            let class = ClassId(number as u8);
-            if Class::of_line(line).is_some() {
-                known.push(class);
-            } else if !is_free(line) && line != lost_line() {
-                damaged.push(class);
-            }
-        }
-        Ok((known, damaged))
-    }
-
-    /// The number of a class, and the first that was never given to one.
-    fn find_class(&self, class: &Class) -> Result<(Option<ClassId>, Option<ClassId>), PoolError> {
-        let bytes = self.directory_bytes()?;
-        let number = |is_wanted: &dyn Fn(&[u8]) -> bool| {
-            // The first is the pool's own, which has no line.
-            let found = bytes.chunks_exact(LINE as usize).skip(1).position(is_wanted);
-            found.map(|behind| ClassId(behind as u8 + 1))
-        };
-        Ok((number(&|line| Class::of_line(line).as_ref() == Some(class)), number(&is_free)))
-    }
 }
 
 #[cfg(test)]

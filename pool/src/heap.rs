@@ -7,9 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 
-use crate::class::{self, ClassId, OWN, UNTOLD};
+use crate::class::{Class, ClassId, OWN, UNTOLD};
 use crate::error::PoolError;
-use crate::layout::{ALLOC, Layout};
+use crate::layout::{ALLOC, CLASSES, Layout};
+use crate::mem::LINE;
 use crate::member::Member;
 use crate::mutex::locked;
 
@@ -114,6 +115,46 @@ pub(crate) fn is_taken(member: &Member, chunk: u32) -> Result<bool, PoolError> {
     Ok(member.lines.word(member.layout.bits(chunk))? >> (chunk % 64) & 1 == 1)
 }
 
+/// The class of the chunk in which `at` lies, which is in use.
+pub(crate) fn class_at(member: &Member, at: u64) -> Result<Option<ClassId>, PoolError> {
+    let Some(chunk) = member.layout.chunk_of(at) else { return Ok(None) };
+    member.lines.consume(member.layout.chunk(chunk), 16)?;
+    Ok(Some(Owner::load(member, chunk)?.class))
+}
+
+/// How the class is written of what lies at `at`, which is pinned.
+pub(crate) fn written(member: &Member, directory: &[Option<Class>], at: u64) -> Result<String, PoolError> {
+    let number = class_at(member, at)?.map_or(0, |class| usize::from(class.0));
+    let class = directory.get(number).and_then(Option::as_ref);
+    Ok(class.map(ToString::to_string).unwrap_or_default())
+}
+
+/// The class of a number, as this node sees the directory; none is the pool's own.
+fn class_of(member: &Member, class: ClassId) -> Result<Option<Class>, PoolError> {
+    if class == OWN {
+        return Ok(None);
+    }
+    let at = member.layout.class(class.0);
+    let damaged = PoolError::Damaged { what: "a class", at };
+    if u32::from(class.0) >= CLASSES {
+        return Err(damaged);
+    }
+    member.lines.consume(at, LINE)?;
+    let mut line = [0; LINE as usize];
+    member.lines.load(at, &mut line)?;
+    Class::of_line(&line).ok_or(damaged).map(Some)
+}
+
+/// Tells the device what the bytes of free chunks will be.
+fn tell(member: &Member, class: ClassId, chunks: &[u32]) -> Result<(), PoolError> {
+    let known = class_of(member, class)?;
+    for chunk in chunks {
+        let range = member.layout.chunk_at(*chunk)..member.layout.chunk_at(*chunk + 1);
+        member.host.declare(range, known.as_ref())?;
+    }
+    Ok(())
+}
+
 fn mark(member: &Member, chunk: u32, run: u32, taken: bool) -> Result<(), PoolError> {
     for chunk in chunk..chunk + run {
         let at = member.layout.bits(chunk);
@@ -185,7 +226,7 @@ impl Heap {
         if !others.is_empty() {
             // Whoever dies from here on leaves chunks of which nobody believes what they are.
             owned(UNTOLD)?;
-            match class::tell(member, class, &others) {
+            match tell(member, class, &others) {
                 // What is the pool's own may lie in a chunk that was told to be something else.
                 Err(PoolError::Declare(_)) if class == OWN => said = UNTOLD,
                 told => told?,

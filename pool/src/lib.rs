@@ -24,6 +24,7 @@
 
 mod check;
 mod class;
+mod classed;
 mod counts;
 mod error;
 #[doc(hidden)]
@@ -53,7 +54,8 @@ pub mod soak;
 mod table;
 
 pub use check::{Problem, Report};
-pub use class::{Class, Classed, Share};
+pub use class::{Class, Share};
+pub use classed::Classed;
 pub use counts::{NodeCounts, Occupancy};
 pub use error::PoolError;
 pub use host::Host;

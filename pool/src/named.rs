@@ -1,7 +1,7 @@
 //! What has a name: objects, and blocks that are evicted as others are; and both stored from and
 //! read into memory that is no slice of Rust's, a piece at a time.
 
-use crate::class::Classed;
+use crate::classed::Classed;
 use crate::error::PoolError;
 use crate::key::Key;
 use crate::mem::{Crc, PIECE};

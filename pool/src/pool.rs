@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex};
 
 use serde::Serialize;
 
-use crate::class::{self, ClassId, Share};
+use crate::class::{ClassId, Share};
 use crate::counts::{Counts, NodeCounts, Occupancy, Shares, Telling};
 use crate::error::PoolError;
-use crate::heap::{Heap, size_for};
+use crate::heap::{Heap, size_for, written};
 use crate::host::Host;
 use crate::key::Key;
 use crate::layout::{Geometry, Layout, SLOTS, Slot};
@@ -230,7 +230,7 @@ impl Pool {
                     && let Some(name) = self.name(&pin.entry)?
                 {
                     let Entry { at, length, .. } = pin.entry;
-                    let class = class::written(&self.member, &directory, at)?;
+                    let class = written(&self.member, &directory, at)?;
                     found.push(Object { name, bytes: length, at, class });
                 }
             }

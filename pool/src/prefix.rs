@@ -5,9 +5,11 @@
 //!
 //! A block may have a name instead of a chain's key, as an object has: it is evicted as a block is.
 
-use crate::class::{ClassId, Classed, OWN, class_at};
+use crate::class::{ClassId, OWN};
+use crate::classed::Classed;
 use crate::counts::Counts;
 use crate::error::PoolError;
+use crate::heap::class_at;
 use crate::key::Key;
 use crate::layout::Slot;
 use crate::mem::{Crc, LINE};
