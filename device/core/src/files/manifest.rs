@@ -9,7 +9,7 @@
 //! | 32..48 | XXH3-128 of bytes 16..32, of the JSON and of the literals |
 //! | 64.. | JSON, then the literals |
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use twox_hash::xxhash3_128::Hasher;
 
 use super::map::PrecisionMap;
+use super::plan::is_bad;
 use super::{FilesError, Precision};
 use crate::device::{Device, DeviceError, TensorView};
 use crate::model::FileKind;
@@ -160,6 +161,21 @@ impl Manifest {
         Ok(bytes)
     }
 
+    /// Refuses what no manifest of the model `model` says: of another it would be removed in that
+    /// one's name, and a name that is none would be the end of the list that it is in.
+    fn check(&self, model: &str) -> Result<(), String> {
+        if self.name != model || is_bad(model) || model.contains('@') {
+            return Err(format!("it calls itself one of {:?}", self.name));
+        }
+        let mut seen = BTreeSet::new();
+        let mut is_wrong =
+            |file: &FileEntry| file.path.split('/').any(is_bad) || !seen.insert(file.path.clone());
+        match self.files.iter().find(|file| is_wrong(file)) {
+            Some(file) => Err(format!("{:?} is no path of a file, or of two", file.path)),
+            None => Ok(()),
+        }
+    }
+
     pub(super) fn wrong(&self, why: String) -> FilesError {
         FilesError::Manifest { name: self.name.clone(), why }
     }
@@ -232,6 +248,7 @@ pub(super) fn read(device: &Device, tensor: &str) -> Result<Found, FilesError> {
         Err(_) if mark == 0 && head.starts_with(MAGIC) => return Ok(Found::Blank),
         Err(why) => return Err(wrong(why)),
     };
+    manifest.check(model).map_err(wrong)?;
     let literals = Literals::Tensor(Arc::new(view), json_end);
     let found = Box::new(Model { manifest, literals });
     Ok(if mark == 1 { Found::Whole(found) } else { Found::Unfinished(found) })

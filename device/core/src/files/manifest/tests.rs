@@ -57,3 +57,48 @@ fn a_manifest_that_could_not_be_read_again_is_not_written() {
     assert!(why.contains("\"m\" cannot be used: its JSON has"), "{why}");
     assert!(why.ends_with(&format!("at most {MAX_JSON} are read")), "{why}");
 }
+
+#[test]
+fn a_manifest_is_of_the_model_that_it_is_called_by() {
+    let device = Device::new(DeviceConfig::new(16 << 20, 16 << 20)).unwrap();
+    let of = |name: &str, paths: &[&str]| {
+        let content = Extent { length: 4096, of: Content::Tensor("t".to_owned()) };
+        let file = |path: &&str| FileEntry {
+            path: (*path).to_owned(),
+            kind: FileKind::Other,
+            bytes: 4096,
+            modified: (0, 0),
+            extents: vec![content.clone()],
+        };
+        let files = paths.iter().map(file).collect();
+        Manifest { name: name.to_owned(), id: 1, files, views: Vec::new(), maps: BTreeMap::new(), base: None }
+    };
+    device.create_tensor(TensorSpec::new("t".to_owned(), Some(0), 4096, Format::Opaque)).unwrap();
+    device.write_base(0, &[7; 4096]).unwrap();
+    let lies = [
+        ("x", of("m", &["f"]), "one of \"m\""),
+        ("a/b", of("a/b", &["f"]), "one of \"a/b\""),
+        ("a@b", of("a@b", &["f"]), "one of \"a@b\""),
+        ("m", of("m", &["a/../b"]), "\"a/../b\" is no path"),
+        ("m", of("m", &["/a"]), "\"/a\" is no path"),
+        ("m", of("m", &["a", "a"]), "\"a\" is no path of a file, or of two"),
+    ];
+    for (name, manifest, why) in lies {
+        // Neither whole nor removed by half, it is no word about the tensors that it names.
+        for mark in [0, 1] {
+            let mut bytes = manifest.encode(&[]).unwrap();
+            bytes[usize::try_from(MARK).unwrap()] = mark;
+            let own = tensor_name(name);
+            let spec = TensorSpec::new(own.clone(), Some(4096), bytes.len() as u64, Format::Opaque);
+            device.create_tensor(spec).unwrap();
+            device.write_base(4096, &bytes).unwrap();
+            let refused = read(&device, &own).err().unwrap().to_string();
+            assert!(refused.contains(why), "{refused}");
+            assert!(super::super::held(&device).is_empty());
+            device.remove_tensor(&own).unwrap();
+        }
+    }
+    let mut found = [0; 4096];
+    device.read_base(0, &mut found).unwrap();
+    assert!(device.tensor("t").is_ok() && found == [7; 4096]);
+}
