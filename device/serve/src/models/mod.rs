@@ -293,6 +293,34 @@ mod tests {
     use super::*;
 
     #[test]
+    fn who_reads_a_file_that_is_removed_gets_its_bytes_or_an_error() {
+        const BYTES: usize = 256 << 10;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.safetensors");
+        let header = format!(r#"{{"w":{{"dtype":"U8","shape":[{BYTES}],"data_offsets":[0,{BYTES}]}}}}"#);
+        let head = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+        let whole = [&head[..], &lamina_codec::testing::bytes(1, BYTES)].concat();
+        fs::write(&path, &whole).unwrap();
+        let device = Arc::new(Device::new(DeviceConfig::new(16 << 20, 16 << 20)).unwrap());
+        let models = Models::open(Arc::clone(&device));
+        for round in 0..100 {
+            models.load(&path, "m", &Loading::default(), |_, _| Ok(())).unwrap();
+            let inode = models.find(models.find(MODELS, "m").unwrap(), "m.safetensors").unwrap();
+            std::thread::scope(|scope| {
+                for _ in 0..2 {
+                    scope.spawn(|| {
+                        let mut found = vec![0; whole.len()];
+                        while models.read(inode, 0, &mut found).is_ok() {
+                            assert!(found == whole, "round {round}");
+                        }
+                    });
+                }
+                models.remove("m", |dpa, length| Ok(device.discard(dpa, length)?)).unwrap();
+            });
+        }
+    }
+
+    #[test]
     fn a_removal_that_failed_can_be_gone_through_with() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("m.safetensors");
