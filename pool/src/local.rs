@@ -31,6 +31,10 @@ const FIRST: i64 = 1 << 62;
 const MAKER: i64 = FIRST - 1;
 /// Times that others may remove a file while one waits to make a pool in it.
 const MAX_REMOVED: u32 = 64;
+/// How long a part may be in the way of a tensor that a device makes or removes: as long as a
+/// gigabyte or more is dropped and forgotten by the kernel.
+const MAX_BUSY: Duration = Duration::from_secs(10);
+const BUSY_PAUSE: Duration = Duration::from_millis(5);
 const TIMEOUT: u64 = 2_000;
 const MAX_WAIT: u64 = 60_000;
 
@@ -287,13 +291,21 @@ fn tell_class(file: &File, range: Range<u64>, class: Option<&Class>) -> Result<(
     }
     let class = class.map(|class| format!(" {class}")).unwrap_or_default();
     let said = format!("{}+{}{class}", range.start, range.end - range.start);
-    fsetxattr(file, "user.lamina.class", said.as_bytes(), XattrFlags::empty()).map_err(|why| {
+    let tell = || fsetxattr(file, "user.lamina.class", said.as_bytes(), XattrFlags::empty());
+    let until = Instant::now() + MAX_BUSY;
+    let mut told = tell();
+    while told == Err(rustix::io::Errno::BUSY) && Instant::now() < until {
+        std::thread::sleep(BUSY_PAUSE);
+        told = tell();
+    }
+    told.map_err(|why| {
         let hint = match why {
             rustix::io::Errno::INVAL => {
                 ": the device knows no such format or rows, or their windows do not come out even with \
                  the pool's own"
             }
             rustix::io::Errno::EXIST => ": they overlap a tensor, as a pool's that was made with a class",
+            rustix::io::Errno::BUSY => ": they overlap a tensor that is being made or removed",
             _ => "",
         };
         PoolError::Declare(format!("bytes {said}: {why}{hint}"))

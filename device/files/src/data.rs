@@ -6,7 +6,6 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 
 use lamina_codec::BLOCK_BYTES;
-use lamina_device::device::DeviceError;
 
 use super::class::Class;
 use super::error::FileError;
@@ -454,7 +453,7 @@ impl Files {
             }
         }
         let copied = held_now.iter().try_for_each(|piece| self.copy(piece, &to));
-        let recorded = copied.map_err(FileError::from).and_then(|()| {
+        let recorded = copied.and_then(|()| {
             let mut core = self.core.lock();
             let meta = core.meta(inode)?;
             let freed: Vec<_> = super::places_of(core.state.file(inode)?);
@@ -477,8 +476,9 @@ impl Files {
         Ok(())
     }
 
-    /// Copies a piece of a file to where it is to lie.
-    pub(crate) fn copy(&self, piece: &Piece, to: &super::extents::Extents) -> Result<(), DeviceError> {
+    /// Copies a piece of a file to where it is to lie. What of it is lost reads as a pattern, and
+    /// would be that from then on: it is refused.
+    pub(crate) fn copy(&self, piece: &Piece, to: &super::extents::Extents) -> Result<(), FileError> {
         let Some(from) = piece.dpa else { return Ok(()) };
         let mut bytes = vec![0; index(PIECE)];
         let end = from + piece.length;
@@ -488,6 +488,10 @@ impl Files {
             let bytes = &mut bytes[..index(length)];
             self.device.read_base(at, bytes)?;
             let inside = piece.at + (at - from);
+            // Damage is found by reading.
+            if let Some(lost) = self.device.first_poison(&(at..at + length)) {
+                return Err(FileError::Lost { at: inside + (lost - at), length: BLOCK });
+            }
             for part in to.pieces(&(inside..inside + length)) {
                 let part_bytes = &bytes[index(part.at - inside)..index(part.at - inside + part.length)];
                 if let Some(dpa) = part.dpa {

@@ -161,6 +161,17 @@ pub enum FileError {
         /// What is wrong.
         why: String,
     },
+    /// Bytes that would have to be read to code them anew, and are lost.
+    #[error(
+        "{length} bytes at {at} of the file are lost (`lamina poison list`), and would be taken for bytes if they were \
+         coded anew; write them again, or make a hole there"
+    )]
+    Lost {
+        /// Where they begin in the file.
+        at: u64,
+        /// How many there are.
+        length: u64,
+    },
     /// The device refuses.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -200,7 +211,7 @@ impl FileError {
             Self::NoAttribute { .. } => libc::ENODATA,
             Self::AttributesTooLarge { .. } => libc::E2BIG,
             Self::Device(why) if why.is_no_room() => libc::ENOSPC,
-            Self::Damaged { .. } | Self::Device(_) | Self::Sync(_) => libc::EIO,
+            Self::Damaged { .. } | Self::Lost { .. } | Self::Device(_) | Self::Sync(_) => libc::EIO,
         }
     }
 }

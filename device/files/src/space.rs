@@ -251,7 +251,13 @@ impl Space {
             match place_of_nothing(&self.device, &name, length)? {
                 Some(dpa) => {
                     self.next += 1;
-                    make_tensor(&self.device, &name, dpa, length, class.format(), class.layout())?;
+                    match make_tensor(&self.device, &name, dpa, length, class.format(), class.layout()) {
+                        // Somebody else took the place meanwhile, and may wait for who asks this.
+                        Err(DeviceError::Busy { .. } | DeviceError::Tensor(TensorError::Overlap { .. })) => {
+                            continue;
+                        }
+                        made => made?,
+                    }
                     self.taken += length;
                     let range = dpa..dpa + length;
                     self.free.entry(class.key()).or_default().insert(range.clone());
@@ -318,7 +324,7 @@ impl Space {
     /// Removes a slab that is all free.
     fn drop_slab(&mut self, at: usize) {
         let slab = &self.slabs[at];
-        if let Err(why) = self.device.remove_tensor(&slab.name) {
+        if let Err(why) = self.device.remove_tensor_now(&slab.name) {
             tracing::debug!("an empty slab stays: {why}");
             return;
         }
@@ -421,7 +427,8 @@ pub(crate) fn place_of_nothing(device: &Device, name: &str, length: u64) -> Resu
     }
 }
 
-/// Makes a hidden tensor.
+/// Makes a hidden tensor. Requests of the kernel wait for it, so it waits for none of those who may
+/// wait for the kernel.
 pub(crate) fn make_tensor(
     device: &Device,
     name: &str,
@@ -431,7 +438,7 @@ pub(crate) fn make_tensor(
     layout: Layout,
 ) -> Result<(), DeviceError> {
     let spec = TensorSpec { layout, ..TensorSpec::new(name.to_owned(), Some(dpa), length, format) };
-    device.create_tensor(spec).map(drop)
+    device.create_tensor_now(spec).map(drop)
 }
 
 /// The name of a tensor of the file system's own.

@@ -959,6 +959,32 @@ fn a_log_that_is_damaged_while_it_is_served_is_written_anew() {
 }
 
 #[test]
+fn what_is_lost_of_a_file_is_not_taken_for_bytes_when_that_is_coded_anew() {
+    let device = device();
+    let files = files(&device, true);
+    let inode = file(&files, "x");
+    let held = bytes(5, 64 << 10);
+    files.write(inode, 0, &held, false).unwrap();
+    let set = |name: &[u8], value: &[u8]| files.set_attribute(Caller::default(), inode, name, value, None);
+    let places = |files: &Files| super::places_of(files.core.lock().state.node(inode).unwrap());
+    let before = places(&files);
+    let free = files.extent().free;
+    device.inject_poison(before[0].start + 8192, 4096).unwrap();
+    for (name, value) in [("user.lamina.format", "bf16"), ("user.lamina.class", "4096+16384 bf16")] {
+        let why = set(name.as_bytes(), value.as_bytes()).unwrap_err();
+        assert_eq!(why.errno(), libc::EIO, "{name}: {why}");
+        assert!(why.to_string().contains("4096 bytes at 8192 of the file are lost"), "{name}: {why}");
+        assert_eq!((places(&files), device.poison().len()), (before.clone(), 1), "{name}");
+    }
+    assert!(files.attribute(inode, b"user.lamina.format").is_err() && files.extent().free == free);
+    // A part beside it is not lost, and neither is what was written again.
+    set(b"user.lamina.class", b"16384+16384 bf16").unwrap();
+    files.write(inode, 8192, &held[8192..12288], false).unwrap();
+    set(b"user.lamina.format", b"bf16").unwrap();
+    assert!(contents(&files, inode) == held && device.poison().is_empty());
+}
+
+#[test]
 fn an_inode_that_the_kernel_looked_up_again_is_not_forgotten() {
     let device = device();
     let files = files(&device, true);

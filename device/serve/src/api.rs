@@ -319,7 +319,7 @@ fn status_of(why: &DeviceError) -> StatusCode {
         | DeviceError::Plain
         | DeviceError::OpenWindows { .. }
         | DeviceError::Size { .. } => StatusCode::UNPROCESSABLE_ENTITY,
-        DeviceError::Stopped { .. } => StatusCode::SERVICE_UNAVAILABLE,
+        DeviceError::Stopped { .. } | DeviceError::Busy { .. } => StatusCode::SERVICE_UNAVAILABLE,
         DeviceError::Store(_)
         | DeviceError::Damaged { .. }
         | DeviceError::BaseLost { .. }

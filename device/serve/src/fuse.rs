@@ -2,13 +2,13 @@
 //! or host.
 //!
 //! Mounting makes these threads: `threads` workers (see `fuse_workers`) and two late answerers; for
-//! each export two invalidators and two or three flushers (see [`super::coherence`]), more while
-//! these wait, and one that tries write-backs again for which there was no room (see
-//! [`super::write_backs`]), with an interleave set one of each kind more for each target; and for a
-//! host's one that makes room in its cache. Unmounting brings dirty pages to the device, aborts the
-//! connection, so that nobody sleeps on it any more, and joins them all. A process that still maps
-//! a window then gets SIGBUS on a page it has not loaded yet; that is what pulling a memory device
-//! does.
+//! the models an invalidator; for each export two invalidators and two or three flushers (see
+//! [`super::coherence`]), more while these wait, and one that tries write-backs again for which
+//! there was no room (see [`super::write_backs`]), with an interleave set one of each kind more for
+//! each target; and for a host's one that makes room in its cache. Unmounting brings dirty pages to
+//! the device, aborts the connection, so that nobody sleeps on it any more, and joins them all. A
+//! process that still maps a window then gets SIGBUS on a page it has not loaded yet; that is what
+//! pulling a memory device does.
 //!
 //! The process that serves a mount must not map its files. The kernel writes dirty pages back and
 //! waits for them in `munmap`, with the process's address space locked, and a worker that needs
@@ -206,15 +206,7 @@ impl Mount {
         let shown = if write_cache { Shown::ButFiles } else { Shown::All };
         let (workers, late_queue) = Workers::new((Arc::clone(&tree), shown), requests, options.read_ahead_kb);
         let notices = Arc::new(notices);
-        if let Some(models) = tree.models() {
-            // The workers have the models.
-            let (workers, notices) = (Arc::downgrade(&workers), Arc::clone(&notices));
-            models.when_gone(move |inode| {
-                if let Some(workers) = workers.upgrade() {
-                    invalidate(&workers, notices.as_raw_fd(), inode, &(0..0));
-                }
-            });
-        }
+        tree.models().inspect(|models| models.begin_dropping());
         let (minor, pools) = (String::new(), Arc::new(Pools::new()));
         let cold_pages = options.cache_bytes.map(|bytes| Arc::new(ColdPages::new(bytes)));
         // From here on dropping the mount undoes everything.
@@ -257,6 +249,13 @@ impl Mount {
         let flushers = if exports.len() == 1 { FLUSHERS } else { 1 };
         for export in &exports {
             self.start_export(export, flushers, options.write_back_with)?;
+        }
+        if let Some(models) = self.tree.models().cloned() {
+            let whole = self.whole.clone();
+            self.spawn("fuse-inval-m".into(), move || {
+                own_table_for_notices(&whole);
+                models.drop_until_ended(|inode| whole.invalidate(inode, &(0..0)));
+            })?;
         }
         if let Some(cold) = self.cold_pages.clone() {
             let (whole, tree, path) = (self.whole.clone(), Arc::clone(&self.tree), self.path.clone());
@@ -321,11 +320,7 @@ impl Mount {
             let (whole, invalidated) = (self.whole.clone(), Arc::clone(export));
             let inode = self.tree.inode_of(export, which).unwrap_or_default();
             self.spawn(format!("fuse-inval-{inode}"), move || {
-                // The kernel has this thread wait for requests that a killed process answers no
-                // more; who waits for the process's descriptors to be gone must not wait for that.
-                if let Err(why) = own_table(whole.notices.as_raw_fd()) {
-                    tracing::warn!("the invalidator keeps the shared file table: {why}");
-                }
+                own_table_for_notices(&whole);
                 invalidated
                     .coherence()
                     .invalidate_until_closed(which, |range| whole.invalidate(inode, range));
@@ -462,6 +457,7 @@ impl Drop for Mount {
         for export in self.tree.exports() {
             export.coherence().close();
         }
+        self.tree.models().inspect(|models| models.end_dropping());
         self.pools.close();
         if let Some(cold) = &self.cold_pages {
             cold.close();
@@ -472,6 +468,15 @@ impl Drop for Mount {
             // the panic hook.
             let _ = thread.join();
         }
+    }
+}
+
+/// Gives an invalidator's thread a file table of its own. The kernel has it wait for requests that a
+/// killed process answers no more; who waits for the process's descriptors to be gone must not wait
+/// for that.
+fn own_table_for_notices(mount: &Answered) {
+    if let Err(why) = own_table(mount.notices.as_raw_fd()) {
+        tracing::warn!("the invalidator keeps the shared file table: {why}");
     }
 }
 

@@ -4,8 +4,10 @@
 //!   file needs nothing else. Of each the device has a tensor, of which readers take views.
 //! * A part of no class has none. What lies in a tensor of a pool that was made with a class stays
 //!   what that is.
-//! * A worker does it. So it waits for nothing of the kernel's: pages of the directory, and of
-//!   views that go, are dropped soon after.
+//! * A worker does it, and the kernel holds a lock of the file meanwhile, which writing back by
+//!   `msync` takes too. So it waits for nothing of the kernel's: pages of the directory, and of
+//!   views that go, are dropped soon after. Nor for who may wait for the kernel: what lies in a
+//!   tensor that comes or goes is EBUSY, to be said again.
 
 use std::io;
 use std::ops::Range;
@@ -45,6 +47,7 @@ pub(super) fn set_class(export: &Export, exports: &[Arc<Export>], value: &[u8]) 
         let number = match &why {
             DeviceError::Tensor(TensorError::Overlap { .. } | TensorError::Exists { .. }) => libc::EEXIST,
             DeviceError::Tensor(_) => libc::EINVAL,
+            DeviceError::Busy { .. } => libc::EBUSY,
             why if why.is_no_room() => libc::ENOSPC,
             why => {
                 tracing::error!("a part of a window cannot be of a class: {why}");
@@ -71,12 +74,12 @@ fn change(
         let is_inside = tensor.dpa >= range.start && tensor.dpa + tensor.length <= range.end;
         if is_inside && tensor.name.starts_with(TENSOR) {
             let shown = partition.views_of(&tensor.name);
-            partition.remove_tensor(&tensor.name)?;
+            partition.remove_tensor_now(&tensor.name)?;
             views.extend(shown.iter().map(place));
         }
     }
     let Some((format, layout)) = class else { return Ok(()) };
-    partition.create_tensor(TensorSpec {
+    partition.create_tensor_now(TensorSpec {
         layout,
         ..TensorSpec::new(
             format!("{TENSOR}{:#x}", range.start),

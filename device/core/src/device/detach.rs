@@ -8,7 +8,7 @@
 
 use std::{ops::ControlFlow, sync::Arc};
 
-use super::{Device, DeviceError, device_image::Change};
+use super::{Device, DeviceError, device_image::Change, tables::InTheWay};
 use crate::{
     tensor::{Tensor, TensorInfo},
     window::Map,
@@ -28,7 +28,7 @@ impl Device {
         progress: impl Fn(u64) -> ControlFlow<()>,
     ) -> Result<TensorInfo, DeviceError> {
         let find = |map: &Map| Ok(map.listed_tensor(name)?.clone());
-        self.in_turn(find, |tensor| {
+        self.in_turn(find, InTheWay::Awaited, |tensor| {
             if tensor.lineage.base().is_some() {
                 {
                     let _alone = self.alone();

@@ -138,6 +138,12 @@ pub enum DeviceError {
         /// The view's spelling.
         view: String,
     },
+    /// What cannot be done now, and the asking one cannot wait.
+    #[error("tensor {tensor} is being made, changed or removed; ask again when that is over")]
+    Busy {
+        /// The tensor.
+        tensor: String,
+    },
     /// What takes its time was stopped before its end.
     #[error("{tensor} keeps its base: the device was stopped before all of it was coded by itself")]
     Stopped {

@@ -243,21 +243,33 @@ impl Partition {
     /// # Errors
     /// As [`Device::create_tensors`].
     pub fn create_tensors(&self, specs: Vec<TensorSpec>) -> Result<Vec<TensorInfo>, DeviceError> {
-        let (start, capacity) = (self.state().base.start, self.base_bytes());
-        let specs = specs.into_iter().map(|spec| {
-            if let Some(dpa) = spec.dpa
-                && dpa.checked_add(spec.length).is_none_or(|end| end > capacity)
-            {
-                let (name, length) = (spec.name, spec.length);
-                return Err(TensorError::PastCapacity { name, dpa, length, capacity });
-            }
-            let dpa = spec.dpa.map(|dpa| start + dpa);
-            let base = spec.base.as_ref().map(|base| self.full_name(base));
-            Ok(TensorSpec { name: self.full_name(&spec.name), dpa, base, ..spec })
-        });
+        let specs = specs.into_iter().map(|spec| self.full_spec(spec));
         let specs = specs.collect::<Result<Vec<_>, _>>()?;
         let made = self.device.create_tensors(specs).map_err(|why| self.own(why))?;
         Ok(made.into_iter().map(|tensor| self.own_tensor(tensor)).collect())
+    }
+
+    /// Makes a tensor in it, and waits for nobody; see [`Device::create_tensor_now`].
+    ///
+    /// # Errors
+    /// As [`Device::create_tensor_now`].
+    pub fn create_tensor_now(&self, spec: TensorSpec) -> Result<TensorInfo, DeviceError> {
+        let made = self.device.create_tensor_now(self.full_spec(spec)?);
+        made.map(|tensor| self.own_tensor(tensor)).map_err(|why| self.own(why))
+    }
+
+    /// What the device is asked for if one of its own is.
+    fn full_spec(&self, spec: TensorSpec) -> Result<TensorSpec, TensorError> {
+        let (start, capacity) = (self.state().base.start, self.base_bytes());
+        if let Some(dpa) = spec.dpa
+            && dpa.checked_add(spec.length).is_none_or(|end| end > capacity)
+        {
+            let (name, length) = (spec.name, spec.length);
+            return Err(TensorError::PastCapacity { name, dpa, length, capacity });
+        }
+        let dpa = spec.dpa.map(|dpa| start + dpa);
+        let base = spec.base.as_ref().map(|base| self.full_name(base));
+        Ok(TensorSpec { name: self.full_name(&spec.name), dpa, base, ..spec })
     }
 
     /// Removes a view of one of its tensors: see [`Device::remove_view`].
@@ -275,6 +287,14 @@ impl Partition {
     /// As [`Device::remove_tensor`].
     pub fn remove_tensor(&self, name: &str) -> Result<(), DeviceError> {
         self.device.remove_tensor(&self.full_name(name)).map_err(|why| self.own(why))
+    }
+
+    /// Removes one of its tensors, and waits for nobody; see [`Device::remove_tensor_now`].
+    ///
+    /// # Errors
+    /// As [`Device::remove_tensor_now`].
+    pub fn remove_tensor_now(&self, name: &str) -> Result<(), DeviceError> {
+        self.device.remove_tensor_now(&self.full_name(name)).map_err(|why| self.own(why))
     }
 
     /// Gives up the base of one of its tensors: see [`Device::detach_tensor`].
@@ -443,6 +463,7 @@ impl Partition {
                 DeviceError::UnknownView { tensor: self.own_name(&tensor), view }
             }
             DeviceError::Stopped { tensor } => DeviceError::Stopped { tensor: self.own_name(&tensor) },
+            DeviceError::Busy { tensor } => DeviceError::Busy { tensor: self.own_name(&tensor) },
             DeviceError::Damaged { block, why } => {
                 DeviceError::Damaged { block: block - start / BLOCK_BYTES as u64, why }
             }

@@ -70,6 +70,12 @@ impl Device {
         listed.into_iter().map(|loss| Poisoned::new(&map, loss)).collect()
     }
 
+    /// Where the first poisoned block of a base range begins.
+    pub fn first_poison(&self, range: &Range<u64>) -> Option<u64> {
+        let listed = self.coded_store()?.losses().listed_in(blocks_of(range));
+        listed.into_iter().next().map(|block| block * BLOCK_BYTES as u64)
+    }
+
     /// Poisonings so far: the number of the last event.
     pub fn poison_events(&self) -> u64 {
         self.poison_now().1

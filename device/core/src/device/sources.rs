@@ -17,7 +17,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{Device, DeviceError, device_image::Change};
+use super::{Device, DeviceError, device_image::Change, tables::InTheWay};
 use crate::{
     tensor::{SourceId, TensorError, TensorInfo, TensorSpec},
     window::{Gaps, Map},
@@ -83,7 +83,7 @@ impl Device {
         specs: Vec<TensorSpec>,
         id: SourceId,
     ) -> Result<Vec<TensorInfo>, DeviceError> {
-        self.make_tensors(specs, Some(id))
+        self.make_tensors(specs, Some(id), InTheWay::Awaited)
     }
 
     /// Every tensor's name, with the source it names.

@@ -512,3 +512,29 @@ fn a_creation_that_cannot_be_undone_stands() {
     assert!(read(&device, 0, data.len() as u64) == data);
     accounts_are_exact(&device);
 }
+
+#[test]
+fn who_cannot_wait_is_told_of_a_tensor_in_the_way_and_nothing_changes() {
+    let device = Device::new(DeviceConfig::new(1 << 20, 16 << 20)).unwrap();
+    device.create_tensor(weights("goes", 0, 8 * BLOCK)).unwrap();
+    device.write_base(0, &noise(1, 8 * BLOCK_BYTES)).unwrap();
+    let is_busy = |why: &DeviceError| matches!(why, DeviceError::Busy { tensor } if tensor == "goes");
+    device
+        .drop_tensor("goes", |dpa, length| -> Result<(), DeviceError> {
+            for spec in [weights("over", 4 * BLOCK, 8 * BLOCK), weights("goes", 32 * BLOCK, BLOCK)] {
+                let why = device.create_tensor_now(spec).unwrap_err();
+                assert!(is_busy(&why), "{why}");
+            }
+            assert!(is_busy(&device.remove_tensor_now("goes").unwrap_err()));
+            device.create_tensor_now(weights("beside", 8 * BLOCK, BLOCK))?;
+            device.remove_tensor_now("beside")?;
+            device.discard(dpa, length)
+        })
+        .unwrap();
+    assert!(device.tensors().is_empty());
+    device.create_tensor_now(weights("over", 4 * BLOCK, 8 * BLOCK)).unwrap();
+    let why = device.create_tensor_now(weights("two", 0, 8 * BLOCK)).unwrap_err();
+    assert!(matches!(why, DeviceError::Tensor(crate::tensor::TensorError::Overlap { .. })), "{why}");
+    device.remove_tensor_now("over").unwrap();
+    accounts_are_exact(&device);
+}

@@ -32,6 +32,10 @@
 //!   anew from them.
 //! * Who makes or removes a tensor holds its turn from the first step to the last. Who wants its
 //!   name, its range or its removal meanwhile waits for the turn, and holds nothing else.
+//! * Who has a turn may wait for the kernel, which waits for those who answer it: for what it reads
+//!   of a file, and writes back. So who answers the kernel never waits for a turn: it holds the
+//!   thread, and the kernel a lock of the file. It asks for what can be done at once, and is told
+//!   [`DeviceError::Busy`] else.
 
 use std::{
     ops::{ControlFlow, Deref, Range},
@@ -63,6 +67,15 @@ use lamina_store::{Store, mode::Mode};
 /// Blocks whose charges are moved in one hold of the map: 0.1 ms (measured by the test of it).
 pub(super) const MAX_BLOCKS_A_HOLD: u64 = 512;
 
+/// What is done about a tensor in the way that comes or goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum InTheWay {
+    /// Its turn is waited for.
+    Awaited,
+    /// [`DeviceError::Busy`].
+    Refused,
+}
+
 /// Most tensors that are made in one step.
 pub const MAX_AT_ONCE: usize = 1 << 17;
 
@@ -82,7 +95,17 @@ impl Device {
     /// [`DeviceError::Tensor`]; [`DeviceError::Store`] or [`DeviceError::Quota`] if there is no
     /// room to code what its range holds. Then it is as if nobody had asked.
     pub fn create_tensor(&self, spec: TensorSpec) -> Result<TensorInfo, DeviceError> {
-        let made = self.make_tensors(vec![spec], None)?;
+        let made = self.make_tensors(vec![spec], None, InTheWay::Awaited)?;
+        Ok(made.into_iter().next().expect("one for one"))
+    }
+
+    /// As [`Self::create_tensor`], of who answers the kernel, and so waits for nobody who may wait
+    /// for that.
+    ///
+    /// # Errors
+    /// As [`Self::create_tensor`]; [`DeviceError::Busy`].
+    pub fn create_tensor_now(&self, spec: TensorSpec) -> Result<TensorInfo, DeviceError> {
+        let made = self.make_tensors(vec![spec], None, InTheWay::Refused)?;
         Ok(made.into_iter().next().expect("one for one"))
     }
 
@@ -92,19 +115,20 @@ impl Device {
     /// As [`Self::create_tensor`], of the first that cannot be; [`DeviceError::TooMany`] for more
     /// than [`MAX_AT_ONCE`].
     pub fn create_tensors(&self, specs: Vec<TensorSpec>) -> Result<Vec<TensorInfo>, DeviceError> {
-        self.make_tensors(specs, None)
+        self.make_tensors(specs, None, InTheWay::Awaited)
     }
 
     pub(super) fn make_tensors(
         &self,
         specs: Vec<TensorSpec>,
         source: Option<SourceId>,
+        in_the_way: InTheWay,
     ) -> Result<Vec<TensorInfo>, DeviceError> {
         if specs.len() > MAX_AT_ONCE {
             return Err(DeviceError::TooMany { count: specs.len() });
         }
         let checked = specs.into_iter().map(|spec| self.check(spec)).collect::<Result<Vec<_>, _>>()?;
-        let (guard, mut draft, tensors) = self.place_all(&checked, source)?;
+        let (guard, mut draft, tensors) = self.place_all(&checked, source, in_the_way)?;
         let infos: Vec<_> = tensors.iter().map(|tensor| tensor.told()).collect();
         // Usually the ranges hold nothing.
         let is_empty = |tensor: &Tensor| self.blocks.touched(tensor.blocks()).is_none();
@@ -200,6 +224,16 @@ impl Device {
         self.drop_tensor(name, |_, _| Ok(()))
     }
 
+    /// As [`Self::remove_tensor`], of who answers the kernel, and so waits for nobody who may wait
+    /// for that.
+    ///
+    /// # Errors
+    /// As [`Self::remove_tensor`]; [`DeviceError::Busy`].
+    pub fn remove_tensor_now(&self, name: &str) -> Result<(), DeviceError> {
+        let find = |map: &Map| Ok(map.tensor(name)?.clone());
+        self.in_turn(find, InTheWay::Refused, |tensor| self.empty_and_drop(tensor, |_, _| Ok(())))
+    }
+
     /// Forgets a tensor and its views, and has `empty` discard what it holds, DPA and bytes: after
     /// nothing can be derived from it any more, and before its windows are coded block by block,
     /// for which a full store has no room.
@@ -212,23 +246,36 @@ impl Device {
         empty: impl FnOnce(u64, u64) -> Result<(), E>,
     ) -> Result<(), E> {
         let find = |map: &Map| Ok(map.tensor(name)?.clone());
-        self.in_turn(find, |tensor| {
-            let tensors = std::slice::from_ref(tensor);
-            self.leave(tensors)?;
-            let dropped = empty(tensor.info.dpa, tensor.info.length);
-            dropped.and_then(|()| Ok(self.unmake(tensors)?)).inspect_err(|_| self.stay(tensor))
-        })
+        self.in_turn(find, InTheWay::Awaited, |tensor| self.empty_and_drop(tensor, empty))
+    }
+
+    /// Forgets a tensor whose turn the caller has, when `empty` has discarded what it holds.
+    fn empty_and_drop<E: From<DeviceError>>(
+        &self,
+        tensor: &Arc<Tensor>,
+        empty: impl FnOnce(u64, u64) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let tensors = std::slice::from_ref(tensor);
+        self.leave(tensors)?;
+        let dropped = empty(tensor.info.dpa, tensor.info.length);
+        dropped.and_then(|()| Ok(self.unmake(tensors)?)).inspect_err(|_| self.stay(tensor))
     }
 
     /// Does `what` with the tensor that `find` finds, in its turn.
     pub(super) fn in_turn<T, E: From<DeviceError>>(
         &self,
         find: impl Fn(&Map) -> Result<Arc<Tensor>, TensorError>,
+        in_the_way: InTheWay,
         what: impl FnOnce(&Arc<Tensor>) -> Result<T, E>,
     ) -> Result<T, E> {
         loop {
             let tensor = find(&self.map()).map_err(DeviceError::from)?;
-            let _turn = tensor.transition.turn().lock();
+            let turn = tensor.transition.turn();
+            let turn = match in_the_way {
+                InTheWay::Awaited => Some(turn.lock()),
+                InTheWay::Refused => turn.try_lock(),
+            };
+            let _turn = turn.ok_or_else(|| busy(&tensor))?;
             // It may have gone while somebody else had the turn.
             if self.map().has(&tensor) {
                 return what(&tensor);
@@ -317,7 +364,7 @@ impl Device {
     /// it was.
     pub fn resize_tensor(&self, name: &str, length: u64) -> Result<TensorInfo, DeviceError> {
         let find = |map: &Map| Ok(map.listed_tensor(name)?.clone());
-        self.in_turn(find, |tensor| self.resize(tensor, length))
+        self.in_turn(find, InTheWay::Awaited, |tensor| self.resize(tensor, length))
     }
 
     /// Resizes a tensor whose turn the caller has.
@@ -559,11 +606,11 @@ impl Device {
     }
 
     /// Puts tensors where they go, listed to nobody yet, in a map behind the one that is held.
-    /// Waits for tensors in the way that come or go.
     fn place_all(
         &self,
         checked: &[Checked],
         source: Option<SourceId>,
+        in_the_way: InTheWay,
     ) -> Result<(Alone<'_>, Draft, Vec<Arc<Tensor>>), DeviceError> {
         'again: loop {
             let guard = self.alone();
@@ -576,11 +623,14 @@ impl Device {
                         tensors.push(self.put(&mut draft, one, dpa, source, base));
                     }
                     Err(why) => {
-                        let Some(busy) = in_the_way(&guard, one.partition, &why) else {
+                        let Some(other) = other_in_the_way(&guard, one.partition, &why) else {
                             return Err(why.into());
                         };
                         drop(guard);
-                        drop(busy.transition.turn().lock());
+                        if in_the_way == InTheWay::Refused {
+                            return Err(busy(&other));
+                        }
+                        drop(other.transition.turn().lock());
                         continue 'again;
                     }
                 }
@@ -807,8 +857,12 @@ fn find_view(map: &Map, tensor: &Tensor, spelling: &str) -> Result<(View, Option
     Ok((view, found))
 }
 
+fn busy(tensor: &Tensor) -> DeviceError {
+    DeviceError::Busy { tensor: tensor.info.name.clone() }
+}
+
 /// The tensor that is being made or removed and because of which another cannot be made now.
-fn in_the_way(map: &Map, partition: usize, why: &TensorError) -> Option<Arc<Tensor>> {
+fn other_in_the_way(map: &Map, partition: usize, why: &TensorError) -> Option<Arc<Tensor>> {
     let named = |name: &String| map.tensor(name).ok().filter(|tensor| tensor.transition.turn().is_locked());
     match why {
         TensorError::Exists { name } | TensorError::Overlap { other: name, .. } => named(name),

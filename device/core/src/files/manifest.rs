@@ -9,15 +9,17 @@
 //! | 32..48 | XXH3-128 of bytes 16..32, of the JSON and of the literals |
 //! | 64.. | JSON, then the literals |
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use twox_hash::xxhash3_128::Hasher;
 
 use super::map::PrecisionMap;
+use super::plan::is_bad;
 use super::{FilesError, Precision};
-use crate::device::{Device, TensorView};
+use crate::device::{Device, DeviceError, TensorView};
 use crate::model::FileKind;
 use crate::tensor::{HIDDEN, SourceId};
 
@@ -26,10 +28,18 @@ const MAGIC: &[u8; 8] = b"LAMINAm1";
 pub(super) const MARK: u64 = 8;
 /// Bytes before the JSON.
 const HEAD: usize = 64;
+/// Where the lengths of the JSON and of the literals are.
+const LENGTHS: Range<usize> = 16..32;
 /// What a model's manifest is called in its names.
 const NAME: &str = "manifest";
-/// The longest manifest that is read: the headers of 65,000 shards are smaller.
+/// The longest manifest: the headers of 65,000 shards are smaller.
 const MAX_BYTES: u64 = 4 << 30;
+/// The longest JSON of one, which alone is held in memory. A tensor takes some 120 bytes of it, so
+/// half a million tensors have room: an expert's three matrices of each of 400 experts of 60 layers,
+/// each with scales and zeros, are fewer.
+const MAX_JSON: u64 = 64 << 20;
+/// Bytes of the literals that are looked at together.
+const PIECE: usize = 1 << 20;
 
 /// A model's files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -137,15 +147,33 @@ impl Manifest {
     /// The bytes of the manifest's tensor, without the mark.
     pub(super) fn encode(&self, literals: &[u8]) -> Result<Vec<u8>, FilesError> {
         let json = serde_json::to_vec(self).map_err(|why| self.wrong(why.to_string()))?;
+        if json.len() as u64 > MAX_JSON {
+            return Err(self.wrong(too_long("its JSON", json.len() as u64, MAX_JSON)));
+        }
         let mut bytes = MAGIC.to_vec();
         bytes.resize(16, 0);
         bytes.extend_from_slice(&(json.len() as u64).to_le_bytes());
         bytes.extend_from_slice(&(literals.len() as u64).to_le_bytes());
-        bytes.extend_from_slice(&digest(&bytes[16..32], &json, literals).to_le_bytes());
+        bytes.extend_from_slice(&digest(&bytes[LENGTHS], &json, literals).to_le_bytes());
         bytes.resize(HEAD, 0);
         bytes.extend_from_slice(&json);
         bytes.extend_from_slice(literals);
         Ok(bytes)
+    }
+
+    /// Refuses what no manifest of the model `model` says: of another it would be removed in that
+    /// one's name, and a name that is none would be the end of the list that it is in.
+    fn check(&self, model: &str) -> Result<(), String> {
+        if self.name != model || is_bad(model) || model.contains('@') {
+            return Err(format!("it calls itself one of {:?}", self.name));
+        }
+        let mut seen = BTreeSet::new();
+        let mut is_wrong =
+            |file: &FileEntry| file.path.split('/').any(is_bad) || !seen.insert(file.path.clone());
+        match self.files.iter().find(|file| is_wrong(file)) {
+            Some(file) => Err(format!("{:?} is no path of a file, or of two", file.path)),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn wrong(&self, why: String) -> FilesError {
@@ -184,52 +212,102 @@ pub(super) enum Found {
     Blank,
 }
 
-/// Reads a model's manifest.
+/// Reads a model's manifest. Any guest may make a tensor of such a name, so no more of one is held
+/// than the JSON of a manifest may have.
 pub(super) fn read(device: &Device, tensor: &str) -> Result<Found, FilesError> {
     let model = model_of(tensor).unwrap_or(tensor);
-    let wrong = |why: &str| FilesError::Manifest { name: model.to_owned(), why: why.to_owned() };
+    let wrong = |why: String| FilesError::Manifest { name: model.to_owned(), why };
     let view = device.view_of(tensor, "full")?;
-    if view.bytes() < HEAD as u64 || view.bytes() > MAX_BYTES {
-        return Err(wrong(&format!("it has {} bytes", view.bytes())));
+    let bytes = view.bytes();
+    if bytes < HEAD as u64 {
+        return Err(wrong(format!("it has {bytes} bytes, and its head alone {HEAD}")));
     }
-    let mut bytes = vec![0; usize::try_from(view.bytes()).unwrap_or(0)];
-    device.read_view_of(&view, 0, &mut bytes)?;
-    if bytes.iter().all(|byte| *byte == 0) {
+    if bytes > MAX_BYTES {
+        return Err(wrong(too_long("it", bytes, MAX_BYTES)));
+    }
+    let mut head = [0; HEAD];
+    device.read_view_of(&view, 0, &mut head)?;
+    if head == [0; HEAD] {
         return Ok(Found::Blank);
     }
-    let mark = bytes[usize::try_from(MARK).unwrap_or(0)];
-    let (manifest, json_end) = match decode(&bytes) {
+    let json = parts(&head, bytes);
+    if let Ok(json) = json
+        && json > MAX_JSON
+    {
+        return Err(wrong(too_long("its JSON", json, MAX_JSON)));
+    }
+    let decoded = match json {
+        Ok(json) => read_parts(device, &view, &head, json)?,
+        Err(why) => Err(why),
+    };
+    let mark = head[usize::try_from(MARK).unwrap_or(0)];
+    let (manifest, json_end) = match decoded {
         Ok(decoded) => decoded,
         // The mark is set behind everything else, and cleared before anything goes. Blocks are
         // written and discarded in order, so that the first is there, or is gone.
-        Err(_) if mark == 0 && (bytes.starts_with(MAGIC) || bytes[..HEAD] == [0; HEAD]) => {
-            return Ok(Found::Blank);
-        }
-        Err(why) => return Err(wrong(&why)),
+        Err(_) if mark == 0 && head.starts_with(MAGIC) => return Ok(Found::Blank),
+        Err(why) => return Err(wrong(why)),
     };
-    let whole = mark == 1;
-    let literals = Literals::Tensor(Arc::new(view), json_end as u64);
+    manifest.check(model).map_err(wrong)?;
+    let literals = Literals::Tensor(Arc::new(view), json_end);
     let found = Box::new(Model { manifest, literals });
-    Ok(if whole { Found::Whole(found) } else { Found::Unfinished(found) })
+    Ok(if mark == 1 { Found::Whole(found) } else { Found::Unfinished(found) })
+}
+
+/// The manifest of this head with so many bytes of JSON, and where its literals begin.
+fn read_parts(
+    device: &Device,
+    view: &TensorView,
+    head: &[u8; HEAD],
+    json: u64,
+) -> Result<Result<(Manifest, u64), String>, DeviceError> {
+    let mut hasher = Hasher::new();
+    hasher.write(&head[LENGTHS]);
+    let mut text = vec![0; usize::try_from(json).unwrap_or(0)];
+    device.read_view_of(view, HEAD as u64, &mut text)?;
+    hasher.write(&text);
+    let json_end = HEAD as u64 + json;
+    let mut piece = vec![0; PIECE];
+    let mut at = json_end;
+    while at < view.bytes() {
+        let piece = &mut piece[..PIECE.min(usize::try_from(view.bytes() - at).unwrap_or(PIECE))];
+        device.read_view_of(view, at, piece)?;
+        hasher.write(piece);
+        at += piece.len() as u64;
+    }
+    Ok(checked(head, hasher.finish_128(), &text).map(|manifest| (manifest, json_end)))
 }
 
 /// A manifest that was [encoded](Manifest::encode), and where its literals begin.
 pub(super) fn decode(bytes: &[u8]) -> Result<(Manifest, usize), String> {
-    if !bytes.starts_with(MAGIC) || bytes.len() < HEAD {
+    let head = bytes.first_chunk().ok_or("it is shorter than its head")?;
+    let json_end = HEAD + usize::try_from(parts(head, bytes.len() as u64)?).unwrap_or(0);
+    let (json, literals) = (&bytes[HEAD..json_end], &bytes[json_end..]);
+    Ok((checked(head, digest(&head[LENGTHS], json, literals), json)?, json_end))
+}
+
+/// Bytes of the JSON, as this head of a manifest of so many bytes says.
+fn parts(head: &[u8; HEAD], bytes: u64) -> Result<u64, String> {
+    if !head.starts_with(MAGIC) {
         return Err("it does not begin as one".to_owned());
     }
-    let number = |at: usize| {
-        let number = bytes[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-        usize::try_from(number).unwrap_or(usize::MAX)
-    };
-    let json_end = HEAD.saturating_add(number(16));
-    let end = json_end.saturating_add(number(24));
-    if end != bytes.len() {
-        return Err(format!("it would end at byte {end} of {}", bytes.len()));
-    }
-    let (json, literals) = (&bytes[HEAD..json_end], &bytes[json_end..]);
-    if bytes[32..48] != digest(&bytes[16..32], json, literals).to_le_bytes() {
+    let number = |at: usize| head[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    let json = number(LENGTHS.start);
+    let end = (HEAD as u64).saturating_add(json).saturating_add(number(LENGTHS.start + 8));
+    if end == bytes { Ok(json) } else { Err(format!("it would end at byte {end} of {bytes}")) }
+}
+
+/// The manifest that `json` says, if what it was read with has the checksum that its head says.
+fn checked(head: &[u8; HEAD], digest: u128, json: &[u8]) -> Result<Manifest, String> {
+    if head[32..48] != digest.to_le_bytes() {
         return Err("its checksum is another".to_owned());
     }
-    Ok((serde_json::from_slice(json).map_err(|why| why.to_string())?, json_end))
+    serde_json::from_slice(json).map_err(|why| why.to_string())
 }
+
+fn too_long(what: &str, bytes: u64, most: u64) -> String {
+    format!("{what} has {bytes} bytes, at most {most} are read")
+}
+
+#[cfg(test)]
+mod tests;

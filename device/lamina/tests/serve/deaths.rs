@@ -445,8 +445,8 @@ fn threads_that_wait_for_the_mount_keep_nothing_open_that_others_wait_for() {
             let tasks: Vec<_> = tasks
                 .filter(|task| std::fs::read_to_string(task.join("comm")).is_ok_and(|c| waits(&c)))
                 .collect();
-            // Two flushers of base, one of views, and an invalidator of each window.
-            tasks.len() == 5
+            // Two flushers of base, one of views, and an invalidator of each window and of models.
+            tasks.len() == 6
                 && tasks.iter().all(|task| {
                     let open = std::fs::read_dir(task.join("fd")).unwrap();
                     let open: Vec<_> =

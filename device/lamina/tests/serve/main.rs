@@ -37,6 +37,7 @@ mod pool;
 mod pressure;
 mod program;
 mod recorded;
+mod removals;
 mod shmem;
 mod statuses;
 mod stops;

@@ -287,7 +287,10 @@ impl Models {
 
     /// Fills `out` from `offset` of a file on, which does not pass its end.
     pub(crate) fn read(&self, inode: u64, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        self.file(inode)?.layout.read(&self.device, offset, out).map_err(|why| failed(&why))
+        self.file(inode)?.layout.read(&self.device, offset, out).map_err(|why| failed(&why))?;
+        // A model is hidden before anything of it is discarded: what was read while it was shown is
+        // none of the zeros that come then.
+        self.numbered(number::model_of(inode)).map(drop).ok_or_else(|| errno(libc::ESTALE))
     }
 
     /// The names of the extended attributes of a file, each with a zero behind it.

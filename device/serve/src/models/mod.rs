@@ -35,15 +35,14 @@ use lamina_device::files::{
 use lamina_device::load::Progress;
 use lamina_device::model::FileKind;
 
+use super::invalidations::Invalidations;
+
 pub(super) use self::fs::{Child, is_ours};
 pub(super) use self::number::MODELS;
 pub use self::report::{FileReport, LoadingReport, ModelReport, ModelsReport, ViewReport};
 
 /// What the folder is called.
 pub(super) const FOLDER: &str = "models";
-
-/// Told of files whose pages are to go, by inode.
-type Gone = Box<dyn Fn(u64) + Send + Sync>;
 
 /// The models of a device, as files.
 pub struct Models {
@@ -59,7 +58,8 @@ pub struct Models {
     turn: Mutex<()>,
     loading: Mutex<Option<LoadingReport>>,
     stopping: AtomicBool,
-    gone: OnceLock<Gone>,
+    /// Inodes of which the kernel is to drop the pages, if anybody tells it.
+    gone: OnceLock<Invalidations>,
 }
 
 /// A model's folder.
@@ -143,9 +143,23 @@ impl Models {
         }
     }
 
-    /// Has `gone` be told of files whose pages are to go. Once is enough.
-    pub(super) fn when_gone(&self, gone: impl Fn(u64) + Send + Sync + 'static) {
-        let _ = self.gone.set(Box::new(gone));
+    /// Says that from now on somebody is told of files whose pages are to go.
+    pub(super) fn begin_dropping(&self) {
+        self.gone.get_or_init(Invalidations::default);
+    }
+
+    /// Tells `drop` of files whose pages are to go, by inode, until [`Self::end_dropping`].
+    pub(super) fn drop_until_ended(&self, mut drop: impl FnMut(u64)) {
+        if let Some(gone) = self.gone.get() {
+            gone.run_until_closed(|inodes| inodes.clone().for_each(&mut drop));
+        }
+    }
+
+    /// Says that nobody is told any more: the mount is going away.
+    pub(super) fn end_dropping(&self) {
+        if let Some(gone) = self.gone.get() {
+            gone.close();
+        }
     }
 
     /// Loads what is at `path` as the model `name`. `loaded` is told of each range of the base
@@ -219,8 +233,10 @@ impl Models {
         gone.extend((0..folder.entries.len()).filter_map(|entry| number::of(id, entry, 0)));
         gone.sort_unstable();
         gone.dedup();
-        if let Some(tell) = self.gone.get() {
-            gone.into_iter().for_each(tell);
+        if let Some(kernel) = self.gone.get() {
+            kernel.queue(gone.into_iter().map(|inode| inode..inode + 1));
+            // Pages go with the mount.
+            let _ = kernel.drain();
         }
         removed
     }
@@ -291,6 +307,34 @@ mod tests {
     use lamina_device::device::DeviceConfig;
 
     use super::*;
+
+    #[test]
+    fn who_reads_a_file_that_is_removed_gets_its_bytes_or_an_error() {
+        const BYTES: usize = 256 << 10;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.safetensors");
+        let header = format!(r#"{{"w":{{"dtype":"U8","shape":[{BYTES}],"data_offsets":[0,{BYTES}]}}}}"#);
+        let head = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+        let whole = [&head[..], &lamina_codec::testing::bytes(1, BYTES)].concat();
+        fs::write(&path, &whole).unwrap();
+        let device = Arc::new(Device::new(DeviceConfig::new(16 << 20, 16 << 20)).unwrap());
+        let models = Models::open(Arc::clone(&device));
+        for round in 0..100 {
+            models.load(&path, "m", &Loading::default(), |_, _| Ok(())).unwrap();
+            let inode = models.find(models.find(MODELS, "m").unwrap(), "m.safetensors").unwrap();
+            std::thread::scope(|scope| {
+                for _ in 0..2 {
+                    scope.spawn(|| {
+                        let mut found = vec![0; whole.len()];
+                        while models.read(inode, 0, &mut found).is_ok() {
+                            assert!(found == whole, "round {round}");
+                        }
+                    });
+                }
+                models.remove("m", |dpa, length| Ok(device.discard(dpa, length)?)).unwrap();
+            });
+        }
+    }
 
     #[test]
     fn a_removal_that_failed_can_be_gone_through_with() {
