@@ -471,9 +471,9 @@ impl Drop for Mount {
     }
 }
 
-/// Gives an invalidator's thread a file table of its own. The kernel has it wait for requests that a
-/// killed process answers no more; who waits for the process's descriptors to be gone must not wait
-/// for that.
+/// Gives an invalidator's thread a file table of its own. The kernel has it wait for requests that
+/// a killed process answers no more; who waits for the process's descriptors to be gone must not
+/// wait for that.
 fn own_table_for_notices(mount: &Answered) {
     if let Err(why) = own_table(mount.notices.as_raw_fd()) {
         tracing::warn!("the invalidator keeps the shared file table: {why}");

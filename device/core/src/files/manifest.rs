@@ -35,8 +35,8 @@ const NAME: &str = "manifest";
 /// The longest manifest: the headers of 65,000 shards are smaller.
 const MAX_BYTES: u64 = 4 << 30;
 /// The longest JSON of one, which alone is held in memory. A tensor takes some 120 bytes of it, so
-/// half a million tensors have room: an expert's three matrices of each of 400 experts of 60 layers,
-/// each with scales and zeros, are fewer.
+/// half a million tensors have room: an expert's three matrices of each of 400 experts of 60
+/// layers, each with scales and zeros, are fewer.
 const MAX_JSON: u64 = 64 << 20;
 /// Bytes of the literals that are looked at together.
 const PIECE: usize = 1 << 20;

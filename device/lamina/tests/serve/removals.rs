@@ -88,8 +88,8 @@ fn remove_models_while_parts_are_said(threads: &str, write_back_with: &str) {
                         base.load(dpa + step * 53 % pages * PAGE, 8);
                     }
                 });
-                // Pages that the device knows to have given are read again, when what is dirty under
-                // them is written back.
+                // Pages that the device knows to have given are read again, when what is dirty
+                // under them is written back.
                 for reader in 0..3 {
                     let (rig, goes_on) = (&rig, &goes_on);
                     scope.spawn(move || {
