@@ -91,8 +91,15 @@ pub fn view_bytes(format: Format, spelling: &str, full: &[u8], elements: u64) ->
     let bits = format.bits();
     let each = |element_bits: u32, of: &dyn Fn(u32) -> u32| {
         let mut out = stream::Writer::new();
+        // What an element becomes depends on its bits alone: where they are few, it is found once.
+        let mut known = vec![None; if bits <= 16 { 1 << bits } else { 0 }];
         for i in 0..elements {
-            out.push(of(stream::read(full, i, bits)), element_bits);
+            let x = stream::read(full, i, bits);
+            let became = match known.get_mut(x as usize) {
+                Some(known) => *known.get_or_insert_with(|| of(x)),
+                None => of(x),
+            };
+            out.push(became, element_bits);
         }
         out.finish()
     };
