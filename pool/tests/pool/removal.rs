@@ -26,8 +26,8 @@ const CHOICE: &str = "a choice, not a promise";
 const NEXT: &str = "the next step's fence completes it, and what it completes is ordered by the lock";
 /// What nothing finds missing, by function and call, and why it is there.
 const LISTED: &[(&str, &str)] = &[
-    ("class.rs class_at Invalidate: member.lines.consume(member.layout.chunk(chunk), 16)?;", CHOICE),
-    ("class.rs class_at InvalidateFence: member.lines.consume(member.layout.chunk(chunk), 16)?;", CHOICE),
+    ("heap.rs class_at Invalidate: member.lines.consume(member.layout.chunk(chunk), 16)?;", CHOICE),
+    ("heap.rs class_at InvalidateFence: member.lines.consume(member.layout.chunk(chunk), 16)?;", CHOICE),
     ("pool.rs stats Invalidate: self.member.lines.consume(chunks, many)?;", CHOICE),
     ("pool.rs stats InvalidateFence: self.member.lines.consume(chunks, many)?;", CHOICE),
     ("member.rs members Invalidate: let manager = self.lines.fresh(self.layout.manager())?;", CHOICE),
