@@ -623,4 +623,19 @@ mod tests {
             assert_eq!(json, !SAY_NOTHING.contains(&name.as_str()), "{name}");
         }
     }
+    #[test]
+    fn the_papers_figures_take_no_option_that_they_do_not_heed() {
+        for (name, heeded) in [("model", &["page"][..]), ("elastic", &["dram"])] {
+            let command = Cli::command();
+            let command = command.find_subcommand(name).unwrap();
+            let of = |id: &str| command.get_arguments().find(|argument| argument.get_id() == id).unwrap();
+            let refused: Vec<_> =
+                command.get_arg_conflicts_with(of("paper")).iter().map(|a| a.get_id()).collect();
+            for argument in command.get_arguments() {
+                let id = argument.get_id();
+                let is_heeded = heeded.contains(&id.as_str()) || id == "paper" || id == "json";
+                assert_ne!(is_heeded, refused.contains(&id), "{name}: {id}");
+            }
+        }
+    }
 }

@@ -77,7 +77,13 @@ pub(crate) struct Model {
     #[arg(long, default_value_t = 1.0, value_name = "PRICE")]
     pub(crate) dram_price: f64,
     /// Print the paper's figures beside the model's, and nothing else.
-    #[arg(long, conflicts_with_all = ["llm", "plot"])]
+    #[arg(
+        long,
+        conflicts_with_all = [
+            "llm", "accounting", "ratios", "context", "hbm", "alpha", "link", "ddr", "batch", "f_rd", "ceiling", "target",
+            "weight_bits", "device", "dram_price", "plot",
+        ]
+    )]
     pub(crate) paper: bool,
     /// Write the model as a page with sliders to this HTML file, which needs no network, and print
     /// nothing.

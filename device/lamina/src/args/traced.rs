@@ -281,7 +281,10 @@ pub(crate) struct Elastic {
     #[arg(long, default_value = "ddr5-4800", value_name = "NAME")]
     pub(crate) dram: String,
     /// Print the paper's savings beside ours, and nothing else.
-    #[arg(long)]
+    #[arg(
+        long,
+        conflicts_with_all = ["mix", "map", "model", "scores", "thresholds", "base", "chunk", "sample", "weights"]
+    )]
     pub(crate) paper: bool,
     /// Print JSON instead of a table.
     #[arg(long)]
