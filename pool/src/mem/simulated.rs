@@ -22,10 +22,10 @@ use super::{Call, CxlMem, LINE, MemError, inside, lines};
 /// A call that can be left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Site {
+    /// Its line, which tells most of them apart: scenes look many up.
+    pub line: u32,
     /// The source file.
     pub file: &'static str,
-    /// Its line.
-    pub line: u32,
     /// What is called there.
     pub call: Call,
 }
