@@ -64,11 +64,12 @@ use lamina_device::device::{DeviceError, Partition};
 
 use super::ServeError;
 use super::dropped_pages::{Gate, LetGo, Reading};
+use super::export_file::ExportFile;
 use super::flusher::{Done, Flusher, WriteBackWith};
 use super::host_cache::HostCache;
 use super::invalidations::{Invalidations, join_touching};
 use super::served_pages::{PAGE_BYTES, ServedPages};
-use super::targets::{ExportFile, TargetRanges, Targets};
+use super::targets::{TargetRanges, Targets};
 use super::write_backs::{Answer, Asker, WriteBacks};
 
 /// Holes with dirty pages that are passed over for one answer.

@@ -41,6 +41,7 @@ use super::ServeError;
 use super::cold_pages::ColdPages;
 use super::control::Control;
 use super::export::{Export, ExportOptions, Place};
+use super::export_file::ExportFile;
 use super::files::FOLDER;
 use super::flusher::WriteBackWith;
 use super::fuse_fs::Shown;
@@ -51,7 +52,6 @@ use super::mount_point::{self, MountPoint};
 use super::own_mount::{self, own_table};
 use super::pools::Pools;
 use super::settled_files::settle_files;
-use super::targets::ExportFile;
 use super::tree::Tree;
 
 /// Threads that sleep in write-backs for view reads and flushes of a device's only export; one does

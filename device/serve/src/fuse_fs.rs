@@ -50,10 +50,10 @@ use lamina_device::device::poison::PATTERN;
 use lamina_files::{Files, PART};
 
 use super::export::Export;
+use super::export_file::ExportFile;
 use super::files::{self, FILES, FileTransfer};
 use super::models::{self, MODELS, Models};
 use super::served_pages::PAGE_BYTES;
-use super::targets::ExportFile;
 use super::tree::{ROOT, Tree};
 use super::window_parts;
 

@@ -17,6 +17,7 @@ mod direct;
 pub mod disks;
 mod dropped_pages;
 pub mod export;
+mod export_file;
 #[cfg(debug_assertions)]
 mod failpoints;
 mod files;
@@ -65,6 +66,7 @@ pub use coherence::Coherence;
 pub use cold_pages::PageCacheReport;
 pub use control::{Control, ControlError, FoldersReport, ServedExport, ServedStats};
 pub use export::{Export, ExportOptions, Place};
+pub use export_file::ExportFile;
 pub use fuse::{Mount, MountOptions};
 pub use guest_port::GuestPort;
 pub use held_mount::{Channels, HeldMount};
@@ -76,7 +78,6 @@ pub use pools::{PoolClassReport, PoolNodeReport, PoolReport, PoolsReport};
 pub use private_dir::PrivateDir;
 pub use shmem::ShmemServer;
 pub use socket::claim;
-pub use targets::ExportFile;
 pub use vhost_user::{DiskServer, Shows};
 
 /// Why a device cannot be served, or an operation on a served one failed.
