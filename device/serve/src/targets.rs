@@ -16,10 +16,9 @@ use lamina_abi::Interleave;
 use lamina_device::device::Partition;
 
 use super::ServeError;
-use super::coherence::needed;
 use super::dropped_pages::{Gate, LetGo};
 use super::export_file::ExportFile;
-use super::flusher::Flusher;
+use super::flusher::{Flusher, needed};
 use super::invalidations::Invalidations;
 use super::served_pages::{PAGE_BYTES, ServedPages};
 use super::write_backs::WriteBacks;
