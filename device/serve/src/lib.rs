@@ -45,6 +45,7 @@ mod pools;
 pub mod private_dir;
 pub mod qmp;
 mod relay;
+mod request_buffer;
 mod served_pages;
 mod settled_files;
 pub mod shmem;
