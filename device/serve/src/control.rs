@@ -35,11 +35,10 @@ use super::detaching::Detaching;
 use super::disks::{DiskInfo, ServedDisk};
 use super::export::{Export, ExportReport, Place};
 use super::files::FilesReport;
-use super::fuse::SETTLE;
 use super::host_cache::HostReport;
 use super::models::{ModelReport, Models, ModelsReport};
 use super::pools::{Pools, PoolsReport};
-use super::settled_files::settle_files;
+use super::settled_files::{SETTLE, settle_files};
 
 /// A device and, as soon as it is mounted, the exports that show it.
 #[derive(Clone)]

@@ -51,7 +51,7 @@ use super::models::Models;
 use super::mount_point::{self, MountPoint};
 use super::own_mount::{self, own_table};
 use super::pools::Pools;
-use super::settled_files::settle_files;
+use super::settled_files::{SETTLE, settle_files};
 use super::tree::Tree;
 
 /// Threads that sleep in write-backs for view reads and flushes of a device's only export; one does
@@ -59,9 +59,6 @@ use super::tree::Tree;
 const FLUSHERS: usize = 2;
 /// Threads that answer view reads after writing back.
 const LATE_ANSWERERS: usize = 2;
-/// How long nothing may be written back before the dirty pages that are left are given up when
-/// unmounting.
-pub(super) const SETTLE: Duration = Duration::from_secs(10);
 
 /// How to mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
