@@ -779,7 +779,8 @@ mod tests {
     use rustix::fs::{Advice, fadvise};
 
     use super::*;
-    use crate::fuse::{Mount, MountOptions, fuse_present};
+    use crate::fuse::{Mount, MountOptions};
+    use crate::held_mount::fuse_present;
     use crate::mount_point::MountPoint;
 
     /// What the page cache has of the first page of a directory, or is given when it has nothing.

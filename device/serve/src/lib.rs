@@ -70,7 +70,7 @@ pub use export::{Export, ExportOptions, Place};
 pub use export_file::ExportFile;
 pub use fuse::{Mount, MountOptions};
 pub use guest_port::GuestPort;
-pub use held_mount::{Channels, HeldMount};
+pub use held_mount::{Channels, HeldMount, fuse_present};
 pub use ivshmem::IvshmemServer;
 pub use metrics::sections;
 pub use models::Models;
