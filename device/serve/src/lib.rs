@@ -44,6 +44,7 @@ pub mod peer;
 mod pools;
 pub mod private_dir;
 pub mod qmp;
+mod ranges;
 mod relay;
 mod request_buffer;
 mod served_pages;
