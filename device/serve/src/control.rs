@@ -31,7 +31,7 @@ use super::Coherence;
 use super::ServeError;
 use super::additions::Additions;
 use super::cold_pages::{ColdPages, PageCacheReport};
-use super::detaching::Detaching;
+use super::detaching::{DetachReport, Detaching};
 use super::disks::{DiskInfo, ServedDisk};
 use super::export::{Export, ExportReport, Place};
 use super::files::FilesReport;
@@ -59,7 +59,7 @@ pub struct Control {
     cold_pages: Arc<OnceLock<Arc<ColdPages>>>,
     /// Held while a host's access is taken away.
     revoking: Arc<Mutex<()>>,
-    pub(super) detaching: Arc<Detaching>,
+    detaching: Arc<Detaching>,
     /// What the program adds to the API.
     pub(super) additions: Additions,
 }
@@ -427,6 +427,54 @@ impl Control {
         shown.extend(self.shown_of(name));
         self.directories_changed(&[self.base().start + tensor.dpa], &shown)?;
         Ok(tensor)
+    }
+
+    /// Stores a tensor by itself, so that it has no base. One that has none stays as it is.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such tensor, or no room; then it has its base.
+    pub fn detach_tensor(&self, name: &str) -> Result<TensorInfo, ControlError> {
+        let info = self.tensor(name)?;
+        self.detach(name, &[info]).map(|mut detached| detached.remove(0))
+    }
+
+    /// The same, of all tensors of a model that have a base: these.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such model, or no room; then some have their bases.
+    pub fn detach_model(&self, name: &str) -> Result<Vec<TensorInfo>, ControlError> {
+        let unknown = || FilesError::Unknown { name: name.to_owned() };
+        let model = self.models()?.folder(name).ok_or_else(unknown)?;
+        let tensors = model.model.manifest.tensors().filter_map(|tensor| self.tensor(tensor).ok());
+        let derived: Vec<_> = tensors.filter(|tensor| tensor.base.is_some()).collect();
+        self.detach(name, &derived)
+    }
+
+    fn detach(&self, name: &str, tensors: &[TensorInfo]) -> Result<Vec<TensorInfo>, ControlError> {
+        let job = self.detaching.begin(name, tensors.iter().map(|tensor| tensor.length).sum());
+        let mut before = 0;
+        let mut detached = Vec::with_capacity(tensors.len());
+        for tensor in tensors {
+            let progress = |bytes| job.tell(before + bytes);
+            detached.push(match &self.only {
+                Some((partition, _)) => partition.detach_tensor(&tensor.name, progress)?,
+                None => self.device.detach_tensor(&tensor.name, progress)?,
+            });
+            before += tensor.length;
+        }
+        Ok(detached)
+    }
+
+    /// What is being detached, in the order that was asked.
+    pub fn detaching(&self) -> Vec<DetachReport> {
+        self.detaching.reports()
+    }
+
+    /// Ends what is being detached: it has its base then.
+    pub fn stop_detaching(&self) {
+        self.detaching.stop();
     }
 
     /// Makes a view.
