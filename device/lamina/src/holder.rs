@@ -32,9 +32,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use lamina_serve::{
-    HeldMount, MountOptions, MountPoint, PrivateDir, claim_tcp, fuse::fuse_present, qmp::Reported,
-};
+use lamina_serve::{HeldMount, MountOptions, MountPoint, PrivateDir, claim_tcp, fuse_present, qmp::Reported};
 
 pub(crate) use self::asking::{is_held, save, stop, upgrade};
 use self::{

@@ -64,11 +64,12 @@ use lamina_device::device::{DeviceError, Partition};
 
 use super::ServeError;
 use super::dropped_pages::{Gate, LetGo, Reading};
-use super::flusher::{Done, Flusher, WriteBackWith};
+use super::export_file::ExportFile;
+use super::flusher::{Done, Flusher, WriteBackWith, needed};
 use super::host_cache::HostCache;
 use super::invalidations::{Invalidations, join_touching};
 use super::served_pages::{PAGE_BYTES, ServedPages};
-use super::targets::{ExportFile, TargetRanges, Targets};
+use super::targets::{TargetRanges, Targets};
 use super::write_backs::{Answer, Asker, WriteBacks};
 
 /// Holes with dirty pages that are passed over for one answer.
@@ -765,15 +766,6 @@ impl Coherence {
     fn merge_all(&self) -> Result<(), DeviceError> {
         let Some(cache) = &self.cache else { return Ok(()) };
         cache.write_back(0..self.partition.base_bytes(), &mut Vec::new())
-    }
-}
-
-/// Whether any of these ranges may have dirty pages. Never sleeps.
-pub(super) fn needed(flusher: &std::sync::OnceLock<Flusher>, ranges: &[Range<u64>]) -> bool {
-    match flusher.get() {
-        Some(flusher) => flusher.needed(ranges),
-        // Nobody can look yet.
-        None => ranges.iter().any(|range| !range.is_empty()),
     }
 }
 

@@ -31,15 +31,15 @@ use super::Coherence;
 use super::ServeError;
 use super::additions::Additions;
 use super::cold_pages::{ColdPages, PageCacheReport};
-use super::detaching::Detaching;
+use super::detaching::{DetachReport, Detaching};
 use super::disks::{DiskInfo, ServedDisk};
 use super::export::{Export, ExportReport, Place};
 use super::files::FilesReport;
-use super::fuse::SETTLE;
 use super::host_cache::HostReport;
 use super::models::{ModelReport, Models, ModelsReport};
 use super::pools::{Pools, PoolsReport};
-use super::settled_files::settle_files;
+use super::ranges::{inside, place, whole_blocks, within};
+use super::settled_files::{SETTLE, settle_files};
 
 /// A device and, as soon as it is mounted, the exports that show it.
 #[derive(Clone)]
@@ -59,7 +59,7 @@ pub struct Control {
     cold_pages: Arc<OnceLock<Arc<ColdPages>>>,
     /// Held while a host's access is taken away.
     revoking: Arc<Mutex<()>>,
-    pub(super) detaching: Arc<Detaching>,
+    detaching: Arc<Detaching>,
     /// What the program adds to the API.
     pub(super) additions: Additions,
 }
@@ -429,6 +429,54 @@ impl Control {
         Ok(tensor)
     }
 
+    /// Stores a tensor by itself, so that it has no base. One that has none stays as it is.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such tensor, or no room; then it has its base.
+    pub fn detach_tensor(&self, name: &str) -> Result<TensorInfo, ControlError> {
+        let info = self.tensor(name)?;
+        self.detach(name, &[info]).map(|mut detached| detached.remove(0))
+    }
+
+    /// The same, of all tensors of a model that have a base: these.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such model, or no room; then some have their bases.
+    pub fn detach_model(&self, name: &str) -> Result<Vec<TensorInfo>, ControlError> {
+        let unknown = || FilesError::Unknown { name: name.to_owned() };
+        let model = self.models()?.folder(name).ok_or_else(unknown)?;
+        let tensors = model.model.manifest.tensors().filter_map(|tensor| self.tensor(tensor).ok());
+        let derived: Vec<_> = tensors.filter(|tensor| tensor.base.is_some()).collect();
+        self.detach(name, &derived)
+    }
+
+    fn detach(&self, name: &str, tensors: &[TensorInfo]) -> Result<Vec<TensorInfo>, ControlError> {
+        let job = self.detaching.begin(name, tensors.iter().map(|tensor| tensor.length).sum());
+        let mut before = 0;
+        let mut detached = Vec::with_capacity(tensors.len());
+        for tensor in tensors {
+            let progress = |bytes| job.tell(before + bytes);
+            detached.push(match &self.only {
+                Some((partition, _)) => partition.detach_tensor(&tensor.name, progress)?,
+                None => self.device.detach_tensor(&tensor.name, progress)?,
+            });
+            before += tensor.length;
+        }
+        Ok(detached)
+    }
+
+    /// What is being detached, in the order that was asked.
+    pub fn detaching(&self) -> Vec<DetachReport> {
+        self.detaching.reports()
+    }
+
+    /// Ends what is being detached: it has its base then.
+    pub fn stop_detaching(&self) {
+        self.detaching.stop();
+    }
+
     /// Makes a view.
     ///
     /// # Errors
@@ -737,40 +785,6 @@ impl Control {
     }
 }
 
-/// What a partition has of `range` of the device's base window, in its own offsets. An empty range
-/// lies where it begins.
-pub(super) fn inside(partition: &Partition, range: &Range<u64>) -> Option<Range<u64>> {
-    common(&partition.base(), range)
-}
-
-/// The part of `range` that lies in `window`, in offsets of that. An empty range lies where it
-/// begins.
-pub(super) fn common(window: &Range<u64>, range: &Range<u64>) -> Option<Range<u64>> {
-    let (start, end) = (range.start.max(window.start), range.end.min(window.end));
-    (start < end || (start == end && range.is_empty())).then(|| start - window.start..end - window.start)
-}
-
-/// What lies `offset` behind the beginning of `window`, if all of its `length` bytes are inside.
-fn within(window: &Range<u64>, offset: u64, length: u64) -> Result<Range<u64>, ServeError> {
-    let bytes = window.end - window.start;
-    match offset.checked_add(length) {
-        Some(end) if end <= bytes => Ok(window.start + offset..window.start + end),
-        _ => Err(ServeError::PastEnd { offset, length, window: bytes }),
-    }
-}
-
-/// The blocks that a base range touches, as a range of bytes.
-fn whole_blocks(offset: u64, length: u64) -> Range<u64> {
-    let block = BLOCK_BYTES as u64;
-    let end = offset.saturating_add(length);
-    offset / block * block..end.checked_next_multiple_of(block).unwrap_or(u64::MAX)
-}
-
-/// A view's place in the views window.
-pub(super) fn place(view: &ViewInfo) -> Range<u64> {
-    view.offset..view.offset + view.length
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs::{self, File};
@@ -780,7 +794,8 @@ mod tests {
     use rustix::fs::{Advice, fadvise};
 
     use super::*;
-    use crate::fuse::{Mount, MountOptions, fuse_present};
+    use crate::fuse::{Mount, MountOptions};
+    use crate::held_mount::fuse_present;
     use crate::mount_point::MountPoint;
 
     /// What the page cache has of the first page of a directory, or is given when it has nothing.

@@ -13,7 +13,8 @@ use std::ops::Range;
 
 use lamina_device::device::{Device, DeviceError};
 
-use super::control::{Control, ControlError, common, inside};
+use super::control::{Control, ControlError};
+use super::ranges::{common, inside};
 use super::{Coherence, Export};
 
 impl Control {

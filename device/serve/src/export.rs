@@ -19,8 +19,9 @@ use serde::{Serialize, Serializer};
 use lamina_device::device::Partition;
 
 use super::coherence::Coherence;
+use super::export_file::ExportFile;
 use super::host_cache::{HostCache, HostReport};
-use super::targets::{ExportFile, Targets};
+use super::targets::Targets;
 
 /// Whose an export is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]

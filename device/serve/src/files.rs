@@ -23,6 +23,7 @@ use lamina_device::device::Space;
 use lamina_device::figures;
 use lamina_files::{Caller, FileError, Files, MAX_NAME, Meta, New, Rename, Wanted, When};
 
+use super::request_buffer::bytes_of;
 use super::served_pages::PAGE_BYTES;
 
 figures! {
@@ -311,12 +312,12 @@ pub(super) struct FileTransfer<'a> {
 
 impl FileReadWriteVolatile for FileTransfer<'_> {
     fn read_at_volatile(&mut self, slice: FileVolatileSlice<'_>, offset: u64) -> io::Result<usize> {
-        let out = super::fuse_fs::bytes_of(slice);
+        let out = bytes_of(slice);
         self.files.read(self.inode, offset, out, self.cached).map_err(|why| said(&why))
     }
 
     fn write_at_volatile(&mut self, slice: FileVolatileSlice<'_>, offset: u64) -> io::Result<usize> {
-        let data = super::fuse_fs::bytes_of(slice);
+        let data = bytes_of(slice);
         self.files.write(self.inode, offset, data, self.cached).map_err(|why| said(&why))
     }
 

@@ -29,7 +29,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -212,6 +212,15 @@ impl Flusher {
             // A panic in a job was logged by the panic hook and has nobody left to tell.
             let _ = thread.join();
         }
+    }
+}
+
+/// Whether any of these ranges may have dirty pages. Never sleeps.
+pub(super) fn needed(flusher: &OnceLock<Flusher>, ranges: &[Range<u64>]) -> bool {
+    match flusher.get() {
+        Some(flusher) => flusher.needed(ranges),
+        // Nobody can look yet.
+        None => ranges.iter().any(|range| !range.is_empty()),
     }
 }
 

@@ -22,12 +22,10 @@
 //! without which dirtying pages is throttled to a fraction of the memory's speed, needs root. Who
 //! is not goes without.
 
-use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -41,6 +39,7 @@ use super::ServeError;
 use super::cold_pages::ColdPages;
 use super::control::Control;
 use super::export::{Export, ExportOptions, Place};
+use super::export_file::ExportFile;
 use super::files::FOLDER;
 use super::flusher::WriteBackWith;
 use super::fuse_fs::Shown;
@@ -50,8 +49,7 @@ use super::models::Models;
 use super::mount_point::{self, MountPoint};
 use super::own_mount::{self, own_table};
 use super::pools::Pools;
-use super::settled_files::settle_files;
-use super::targets::ExportFile;
+use super::settled_files::{SETTLE, settle_files};
 use super::tree::Tree;
 
 /// Threads that sleep in write-backs for view reads and flushes of a device's only export; one does
@@ -59,9 +57,6 @@ use super::tree::Tree;
 const FLUSHERS: usize = 2;
 /// Threads that answer view reads after writing back.
 const LATE_ANSWERERS: usize = 2;
-/// How long nothing may be written back before the dirty pages that are left are given up when
-/// unmounting.
-pub(super) const SETTLE: Duration = Duration::from_secs(10);
 
 /// How to mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -511,44 +506,4 @@ fn whole(exports: &[ExportOptions]) -> Option<Arc<Device>> {
         export.place == Place::Root && export.cache_bytes.is_none() && export.partition.name().is_empty()
     };
     exports.iter().find(is_whole).map(|export| Arc::clone(export.partition.device()))
-}
-
-/// Whether this host can mount.
-///
-/// # Errors
-///
-/// What is missing, and how to get it.
-pub fn fuse_present() -> Result<(), ServeError> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    present(Path::new("/dev/fuse"), nix::unistd::geteuid().is_root(), &path)
-}
-
-fn present(device: &Path, root: bool, path: &OsStr) -> Result<(), ServeError> {
-    match File::options().read(true).write(true).open(device) {
-        Ok(_) => {}
-        Err(why) if why.kind() == io::ErrorKind::NotFound => return Err(ServeError::NoFuseDevice),
-        Err(source) => return Err(ServeError::FuseDevice { source }),
-    }
-    if root {
-        return Ok(());
-    }
-    let mut helpers = std::env::split_paths(path).map(|directory| directory.join("fusermount3"));
-    let usable = |file: PathBuf| fs::metadata(file).is_ok_and(|found| found.mode() & 0o111 != 0);
-    if helpers.any(usable) { Ok(()) } else { Err(ServeError::NoFusermount) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_missing_is_named_with_its_package() {
-        let nowhere = tempfile::tempdir().unwrap();
-        let said = |device: &Path, root| {
-            present(device, root, nowhere.path().as_os_str()).map_err(|why| why.to_string())
-        };
-        assert!(said(&nowhere.path().join("fuse"), true).unwrap_err().contains("modprobe fuse"));
-        assert!(said(Path::new("/dev/null"), false).unwrap_err().contains("package fuse3"));
-        assert_eq!(said(Path::new("/dev/null"), true), Ok(()));
-    }
 }

@@ -33,7 +33,6 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -50,10 +49,11 @@ use lamina_device::device::poison::PATTERN;
 use lamina_files::{Files, PART};
 
 use super::export::Export;
+use super::export_file::ExportFile;
 use super::files::{self, FILES, FileTransfer};
 use super::models::{self, MODELS, Models};
+use super::request_buffer::bytes_of;
 use super::served_pages::PAGE_BYTES;
-use super::targets::ExportFile;
 use super::tree::{ROOT, Tree};
 use super::window_parts;
 
@@ -244,14 +244,6 @@ fn errno(number: i32) -> io::Error {
 /// One request's bytes between a window and the buffer it arrived in or leaves in, without a copy
 /// between.
 struct Transfer<'a>(Opened<'a>);
-
-/// The whole of a request's buffer.
-pub(super) fn bytes_of(slice: FileVolatileSlice<'_>) -> &mut [u8] {
-    // SAFETY: the slice covers part of the one buffer that the worker of this request owns and lent
-    // to the server for the time of the request; nobody else reads or writes it meanwhile, and it
-    // is initialised memory.
-    unsafe { slice::from_raw_parts_mut(slice.as_ptr(), slice.len()) }
-}
 
 impl FileReadWriteVolatile for Transfer<'_> {
     fn read_at_volatile(&mut self, slice: FileVolatileSlice<'_>, offset: u64) -> io::Result<usize> {

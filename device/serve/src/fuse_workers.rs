@@ -26,9 +26,9 @@ use fuse_backend_rs::transport::{FuseBuf, FuseDevWriter, Reader, Writer};
 
 use super::coherence::DirtyRanges;
 use super::export::Export;
+use super::export_file::ExportFile;
 use super::fuse_fs::{Shown, WindowFs};
 use super::host_cache::HostCache;
-use super::targets::ExportFile;
 use super::tree::Tree;
 use super::write_backs::{Answer, Asker};
 

@@ -7,8 +7,10 @@
 //!   same descriptors, asks for them again.
 //! * Dropping it aborts the connection, so that nobody sleeps on it any more, and unmounts.
 
-use std::fs::File;
+use std::ffi::OsStr;
+use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 
@@ -127,7 +129,7 @@ impl Drop for HeldMount {
 
 /// Mounts at a directory.
 fn mounted(path: &Path, threads: usize) -> Result<(FuseSession, Channels), ServeError> {
-    super::fuse::fuse_present()?;
+    fuse_present()?;
     let failed = |why: fuse_backend_rs::transport::Error| ServeError::Mount {
         path: path.to_owned(),
         why: why.to_string(),
@@ -174,4 +176,44 @@ fn channel_of(session: &FuseSession) -> io::Result<File> {
     let flags = OFlag::from_bits_truncate(fcntl(&channel, FcntlArg::F_GETFL)?);
     fcntl(&channel, FcntlArg::F_SETFL(flags - OFlag::O_NONBLOCK))?;
     Ok(channel)
+}
+
+/// Whether this host can mount.
+///
+/// # Errors
+///
+/// What is missing, and how to get it.
+pub fn fuse_present() -> Result<(), ServeError> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    present(Path::new("/dev/fuse"), nix::unistd::geteuid().is_root(), &path)
+}
+
+fn present(device: &Path, root: bool, path: &OsStr) -> Result<(), ServeError> {
+    match File::options().read(true).write(true).open(device) {
+        Ok(_) => {}
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Err(ServeError::NoFuseDevice),
+        Err(source) => return Err(ServeError::FuseDevice { source }),
+    }
+    if root {
+        return Ok(());
+    }
+    let mut helpers = std::env::split_paths(path).map(|directory| directory.join("fusermount3"));
+    let usable = |file: PathBuf| fs::metadata(file).is_ok_and(|found| found.mode() & 0o111 != 0);
+    if helpers.any(usable) { Ok(()) } else { Err(ServeError::NoFusermount) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_named_with_its_package() {
+        let nowhere = tempfile::tempdir().unwrap();
+        let said = |device: &Path, root| {
+            present(device, root, nowhere.path().as_os_str()).map_err(|why| why.to_string())
+        };
+        assert!(said(&nowhere.path().join("fuse"), true).unwrap_err().contains("modprobe fuse"));
+        assert!(said(Path::new("/dev/null"), false).unwrap_err().contains("package fuse3"));
+        assert_eq!(said(Path::new("/dev/null"), true), Ok(()));
+    }
 }

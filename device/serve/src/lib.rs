@@ -17,6 +17,7 @@ mod direct;
 pub mod disks;
 mod dropped_pages;
 pub mod export;
+mod export_file;
 #[cfg(debug_assertions)]
 mod failpoints;
 mod files;
@@ -43,7 +44,9 @@ pub mod peer;
 mod pools;
 pub mod private_dir;
 pub mod qmp;
+mod ranges;
 mod relay;
+mod request_buffer;
 mod served_pages;
 mod settled_files;
 pub mod shmem;
@@ -65,9 +68,10 @@ pub use coherence::Coherence;
 pub use cold_pages::PageCacheReport;
 pub use control::{Control, ControlError, FoldersReport, ServedExport, ServedStats};
 pub use export::{Export, ExportOptions, Place};
+pub use export_file::ExportFile;
 pub use fuse::{Mount, MountOptions};
 pub use guest_port::GuestPort;
-pub use held_mount::{Channels, HeldMount};
+pub use held_mount::{Channels, HeldMount, fuse_present};
 pub use ivshmem::IvshmemServer;
 pub use metrics::sections;
 pub use models::Models;
@@ -76,7 +80,6 @@ pub use pools::{PoolClassReport, PoolNodeReport, PoolReport, PoolsReport};
 pub use private_dir::PrivateDir;
 pub use shmem::ShmemServer;
 pub use socket::claim;
-pub use targets::ExportFile;
 pub use vhost_user::{DiskServer, Shows};
 
 /// Why a device cannot be served, or an operation on a served one failed.

@@ -26,6 +26,9 @@ use super::files::inode_of;
 use super::flusher::may_be_dirty;
 use super::own_mount::own_table;
 
+/// How long nothing may be written back before the dirty pages that are left are given up when
+/// unmounting.
+pub(super) const SETTLE: Duration = Duration::from_secs(10);
 /// How often files are looked for that were renamed since their paths were told.
 const TRIES: usize = 5;
 

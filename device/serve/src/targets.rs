@@ -16,23 +16,12 @@ use lamina_abi::Interleave;
 use lamina_device::device::Partition;
 
 use super::ServeError;
-use super::coherence::needed;
 use super::dropped_pages::{Gate, LetGo};
-use super::flusher::Flusher;
+use super::export_file::ExportFile;
+use super::flusher::{Flusher, needed};
 use super::invalidations::Invalidations;
 use super::served_pages::{PAGE_BYTES, ServedPages};
 use super::write_backs::WriteBacks;
-
-/// What a file of an export shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExportFile {
-    /// The base window.
-    Base,
-    /// The views window.
-    Views,
-    /// A target of the base window.
-    Target(u32),
-}
 
 /// The targets of an export.
 pub(super) struct Targets {

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::export::Export;
+use super::export_file::ExportFile;
 use super::models::Models;
-use super::targets::{ExportFile, Targets};
+use super::targets::Targets;
 use lamina_files::Files;
 
 /// Inode of the root.

@@ -22,9 +22,9 @@ use lamina_device::tensor::{TensorError, TensorSpec};
 use lamina_files::PART;
 use lamina_files::said_of_part;
 
-use super::control::place;
 use super::export::Export;
 use super::files;
+use super::ranges::place;
 
 /// What the names of tensors of pools begin with. Behind it is where they begin.
 const TENSOR: &str = "pool@";

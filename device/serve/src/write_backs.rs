@@ -37,7 +37,7 @@ use parking_lot::{Condvar, Mutex};
 use lamina_device::device::{DeviceError, Partition};
 
 use super::dropped_pages::{DroppedPages, Gate};
-use super::targets::ExportFile;
+use super::export_file::ExportFile;
 
 /// Bytes of a file's write-backs that may wait: each is a copy of pages that the host keeps as
 /// well.

@@ -1,4 +1,4 @@
-//! Who may use whom: crates downwards only, and no circle of modules that spans folders.
+//! Who may use whom: crates downwards only, and modules of a crate in no circle.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -66,7 +66,7 @@ const ROOMS: [(&str, &[&str]); 19] = [
     ("lamina-e2e", &[]),
 ];
 
-/// Folders of crates in which no circle of modules may span folders.
+/// Folders of crates in which modules may be no circle.
 const SOURCES: [&str; 13] = [
     "device/codec",
     "device/store",
@@ -82,6 +82,9 @@ const SOURCES: [&str; 13] = [
     "guest-tests/run",
     "guest-tests/bench",
 ];
+
+/// Those of them in which files that lie side by side may be a circle still.
+const FLAT_CIRCLES: [&str; 3] = ["device/store", "device/lamina", "guest-tests/llama"];
 
 /// What the codec may use of others: it is for those who want nothing else.
 const OF_CODEC: [&str; 7] =
@@ -234,7 +237,7 @@ fn circle(modules: &Modules, from: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn no_circle_of_modules_spans_folders() {
+fn modules_are_in_no_circle() {
     for room in SOURCES {
         let source = root().join(room).join("src");
         let modules = modules(&source);
@@ -244,14 +247,18 @@ fn no_circle_of_modules_spans_folders() {
             let folder = source.join(module);
             folder.is_dir() && files(&folder).iter().any(|path| !is_test(path))
         };
-        for module in modules.keys().filter(|module| has_folder(module)) {
+        let may_be_flat = FLAT_CIRCLES.contains(&room);
+        let mut is_flat = false;
+        for module in modules.keys() {
             let circle = circle(&modules, module);
             assert!(
-                circle.is_empty(),
+                circle.is_empty() || may_be_flat && !has_folder(module),
                 "{room}: {module} is in the circle of {circle:?}, by {:?}",
                 modules[module]
             );
+            is_flat |= !circle.is_empty();
         }
+        assert_eq!(is_flat, may_be_flat, "{room} has no circle any more");
     }
 }
 
