@@ -418,7 +418,8 @@ impl Ctl {
         let deadline = begun + self.timeout;
         let mut request = request.clone();
         loop {
-            let gone = match self.exchange(&request, deadline) {
+            let mut sent = false;
+            let gone = match self.exchange(&request, deadline, &mut sent) {
                 Err(gone @ CtlError::Closed { .. }) => gone,
                 done => return done,
             };
@@ -428,8 +429,10 @@ impl Ctl {
             thread::sleep(Duration::from_millis(20));
             self.in_step = false;
             self.pending.clear();
-            // It may have been done before its answer was lost.
-            if matches!(request["op"].as_str(), Some("create_tensors" | "remove_tensor" | "remove_view")) {
+            // It may have been done before its answer was lost, if the other side had it at all.
+            if sent
+                && matches!(request["op"].as_str(), Some("create_tensors" | "remove_tensor" | "remove_view"))
+            {
                 request["again"] = true.into();
             }
             // A port that was opened before stays open; it is the other end that comes back.
@@ -442,7 +445,8 @@ impl Ctl {
         }
     }
 
-    fn exchange(&mut self, request: &Value, deadline: Instant) -> Result<Value, CtlError> {
+    /// Exchanges a request for its reply. `sent` becomes whether the other side may have it.
+    fn exchange(&mut self, request: &Value, deadline: Instant, sent: &mut bool) -> Result<Value, CtlError> {
         if let Some(other) = &self.other {
             let request = request.to_string();
             let answer = match other {
@@ -463,6 +467,7 @@ impl Ctl {
         if !self.in_step || !self.pending.is_empty() {
             self.fall_into_step(deadline)?;
         }
+        *sent = true;
         self.send(&format!("{request}\n"), deadline)?;
         let line = self.line(deadline)?;
         serde_json::from_slice(&line).map_err(|_| self.no_reply(&line))

@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use lamina_abi::shmem::{BASE, TEXT_BYTES, VIEWS, VIRTIO_ID};
+use lamina_abi::shmem::{BASE, VIEWS, VIRTIO_ID};
 use rustix::ioctl::{Getter, Ioctl, Opcode, Setter, Updater, ioctl, opcode};
 
 use crate::{
@@ -177,22 +177,7 @@ impl Shared {
 
     /// Sends a request's text and returns the answer's, of at most `bound` bytes.
     pub(crate) fn exchange(&self, request: &str, bound: usize) -> Result<Vec<u8>, MailboxError> {
-        let mut answer = vec![0; TEXT_BYTES];
-        loop {
-            let total = self.ask(request, &mut answer).map_err(|why| match why.kind() {
-                io::ErrorKind::TimedOut => MailboxError::Late,
-                _ => MailboxError::Broken(why.to_string()),
-            })?;
-            if total > bound {
-                return Err(MailboxError::TooLong(bound));
-            }
-            if total <= answer.len() {
-                answer.truncate(total);
-                return Ok(answer);
-            }
-            // Every request may be made twice; the next answer may be a little longer.
-            answer.resize(total.saturating_mul(2).min(bound), 0);
-        }
+        whole(bound, |answer| self.ask(request, answer))
     }
 
     fn call<I: Ioctl>(&self, call: I) -> io::Result<I::Output> {
@@ -200,6 +185,22 @@ impl Shared {
         // not know these numbers.
         Ok(unsafe { ioctl(&self.file, call) }?)
     }
+}
+
+/// The answer that `ask` gives, of at most `bound` bytes. It is asked once: not every request is the
+/// same to make twice. So all of the answer has a place, of which what is not written to takes
+/// no memory.
+fn whole(bound: usize, ask: impl FnOnce(&mut [u8]) -> io::Result<usize>) -> Result<Vec<u8>, MailboxError> {
+    let mut answer = vec![0; bound];
+    let total = ask(&mut answer).map_err(|why| match why.kind() {
+        io::ErrorKind::TimedOut => MailboxError::Late,
+        _ => MailboxError::Broken(why.to_string()),
+    })?;
+    if total > bound {
+        return Err(MailboxError::TooLong(bound));
+    }
+    answer.truncate(total);
+    Ok(answer)
 }
 
 /// Asks for the whole window of `role`.
@@ -243,6 +244,8 @@ pub(crate) fn bring_up(tree: &Tree, limit: Duration) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use lamina_abi::shmem::TEXT_BYTES;
+
     use super::*;
 
     #[test]
@@ -252,6 +255,25 @@ mod tests {
             [INFO, MAP, UNMAP, FLUSH, ASK],
             [0x8020_ce00, 0xc020_ce01, 0x4008_ce02, 0x4010_ce03, 0xc020_ce04]
         );
+    }
+
+    #[test]
+    fn a_request_is_made_once_however_long_its_answer_is() {
+        const BOUND: usize = 4 * TEXT_BYTES;
+        for total in [0, 1, TEXT_BYTES, TEXT_BYTES + 1, BOUND, BOUND + 1] {
+            let mut made = 0;
+            let answer = whole(BOUND, |answer| {
+                made += 1;
+                let given = total.min(answer.len());
+                answer[..given].fill(7);
+                Ok(total)
+            });
+            assert_eq!(made, 1, "{total} bytes");
+            match answer {
+                Ok(answer) => assert!(total <= BOUND && answer == vec![7; total]),
+                Err(why) => assert!(total > BOUND && matches!(why, MailboxError::TooLong(BOUND))),
+            }
+        }
     }
 
     #[test]

@@ -157,6 +157,34 @@ fn a_request_is_made_again_when_the_devices_worker_was_replaced() {
 }
 
 #[test]
+fn only_a_request_that_was_sent_says_that_it_is_made_again() {
+    let (_dir, path) = socket();
+    let listener = UnixListener::bind(&path).unwrap();
+    let device = thread::spawn(move || {
+        let mut requests = Vec::new();
+        // It goes before the request comes, then behind that.
+        for connection in 0..3 {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map(Result::unwrap);
+            assert_eq!(lines.next().unwrap(), "");
+            let sync = lines.next().unwrap();
+            if connection == 0 {
+                continue;
+            }
+            stream.write_all(refusal(&sync).as_bytes()).unwrap();
+            let request: serde_json::Value = serde_json::from_str(&lines.next().unwrap()).unwrap();
+            requests.push(request["again"] == true);
+            if connection == 2 {
+                stream.write_all(b"{\"ok\":true}\n").unwrap();
+            }
+        }
+        requests
+    });
+    Ctl::open(&path).unwrap().remove_tensor("w").unwrap();
+    assert_eq!(device.join().unwrap(), [false, true]);
+}
+
+#[test]
 fn the_port_is_found_by_name_with_and_without_udev() {
     let dir = TempDir::new().unwrap();
     let tree = Tree::at(dir.path(), None);

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import os
 import socket
 import time
 from typing import Any, Protocol
@@ -84,6 +86,20 @@ class HostControl:
         if answer.status >= 300:
             raise LaminaError(f"the device refuses: {found.get('error', answer.reason)}")
         return found
+
+    def port_of(self, base: str) -> str | None:
+        """The control port of the partition whose base window is this file; none if the device is undivided.
+
+        A partition's windows have offsets and names of their own, which are not those of the API.
+        """
+        exports = _rows(self.ask("GET", "/guests"), "exports")
+        if all(export["kind"] != "guest" for export in exports):
+            return None
+        for export in exports:
+            with contextlib.suppress(OSError):
+                if os.path.samefile(export["base"]["path"], base):
+                    return str(export["ctl"])
+        raise LaminaError(f"{base} is no window of the device at {self.api}: `lamina ls` tells which devices there are")
 
     def tensors(self) -> list[dict[str, Any]]:
         return _rows(self.ask("GET", "/tensors"), "tensors")
@@ -170,6 +186,46 @@ class GuestControl:
     def stats(self) -> dict[str, Any]:
         found = self._request("stats")
         return dict(found.get("stats", found))
+
+
+class PortControl(GuestControl):
+    """The control port of a partition, asked on the host."""
+
+    def __init__(self, device: _lamina.Device, port: str) -> None:
+        super().__init__(device)
+        self._port = port
+
+    def _request(self, op: str, **fields: Any) -> dict[str, Any]:
+        # Detaching takes as long as the tensor is large.
+        timeout = None if op == "detach_tensor" else TIMEOUT
+        left = AGAIN[0] if op in ("tensors", "views", "stats") else 0
+        while True:
+            line = self._exchange(json.dumps({"op": op, **fields}), timeout)
+            if line.endswith(b"\n"):
+                break
+            if left == 0:
+                raise LaminaError("the device's answer broke off; is its process still there?")
+            left -= 1
+            time.sleep(AGAIN[1])
+        found: dict[str, Any] = json.loads(line)
+        if not found.get("ok"):
+            raise LaminaError(f"the device refuses: {found.get('error')}")
+        return found
+
+    def _exchange(self, request: str, timeout: float | None) -> bytes:
+        """The line that answers a request; what came of it if the device's worker went meanwhile."""
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as port:
+                port.settimeout(timeout)
+                port.connect(self._port)
+                try:
+                    port.sendall(request.encode() + b"\n")
+                    with port.makefile("rb") as answers:
+                        return answers.readline()
+                except (ConnectionResetError, BrokenPipeError):
+                    return b""
+        except OSError as why:
+            raise LaminaError(f"no device answers at {self._port}: {why}. Is it still mounted? `lamina ls` tells") from why
 
 
 def _rows(found: Any, what: str) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import _lamina
-from ._control import Control, GuestControl, HostControl, LaminaError
+from ._control import Control, GuestControl, HostControl, LaminaError, PortControl
 from ._dtypes import dtype_of, dtype_of_view, format_of
 
 __all__ = ["Device", "Tensor", "mount", "open"]
@@ -253,7 +253,8 @@ class Device(Mapping[str, Tensor]):
 def open(path: Path | None = None, *, api: Path | None = None, writable: bool = True) -> Device:
     """Opens a device: the one mounted on ``path``, or, without it, the one that this guest has.
 
-    ``api`` is the socket of the device's API, where that is not found by the mount.
+    ``api`` is the socket of the device's API, where that is not found by the mount. Of a device that is divided among
+    guests it is the partition whose windows lie in ``path``, with its own names.
     """
     if path is None:
         try:
@@ -270,11 +271,14 @@ def open(path: Path | None = None, *, api: Path | None = None, writable: bool = 
         raise LaminaError(f"no device is mounted on {path}: there is no {views}. `lamina mount` does that")
     if api is None:
         api = _api_of(path)
+    host = HostControl(os.fspath(api))
+    port = host.port_of(base)
     try:
         windows = _lamina.Device(base, views, writable=writable)
     except OSError as why:
         raise LaminaError(str(why)) from None
-    return Device(windows, HostControl(os.fspath(api)), f"on {path}", base)
+    control = host if port is None else PortControl(windows, port)
+    return Device(windows, control, f"on {path}", base)
 
 
 def mount(*models: Path, on: Path | None = None, capacity: int | None = None, image: Path | None = None) -> Device:

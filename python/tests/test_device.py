@@ -168,6 +168,31 @@ def test_a_device_that_was_started_anew_is_opened_anew(program, tmp_path):
         assert list(before) == list(device) == ["w"]
 
 
+def test_each_partition_of_a_divided_device_has_its_own_names_and_bytes(divided, tmp_path):
+    api = os.getxattr(divided, "user.lamina.api").decode()
+    folders = {name: divided / "guests" / name for name in ("small", "large")}
+    devices = {"shared": lamina.open(divided)}
+    devices |= {name: lamina.open(folder, api=api) for name, folder in folders.items()}
+    values = {name: weights(1 << 16, seed) for seed, name in enumerate(devices)}
+    for name, device in devices.items():
+        device.store("first", values[name][::-1])
+        device.store("w", values[name])
+    for name, device in devices.items():
+        assert list(device) == ["first", "w"]
+        for found in (device["w"].array(), device["w"].array("full")):
+            assert (found.view(np.uint16) == values[name].view(np.uint16)).all()
+        assert (device["w"].array("e8m3").view(np.uint16) == values[name].view(np.uint16) & np.uint16(0xFFF0)).all()
+        assert [tensor["name"] for tensor in device.stats()["tensors"]] == ["first", "w"]
+        with pytest.raises(lamina.LaminaError, match="already"):
+            device.create("w", 4, np.float32)
+        device.remove("first")
+        assert list(device) == ["w"]
+    for window in ("base", "views"):
+        (tmp_path / window).touch()
+    with pytest.raises(lamina.LaminaError, match="no window of the device"):
+        lamina.open(tmp_path, api=api)
+
+
 def test_any_array_is_stored_as_its_elements_lie(device):
     values = weights(64 * 32).reshape(64, 32)
     for name, other in (("t", values.T), ("s", values[::2, ::3]), ("b", np.broadcast_to(values[0], (5, 32)))):

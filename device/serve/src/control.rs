@@ -404,12 +404,11 @@ impl Control {
     /// When there is no such tensor.
     pub fn remove_tensor(&self, name: &str) -> Result<(), ControlError> {
         let dpa = self.base().start + self.tensor(name)?.dpa;
-        let shown = self.shown_of(name);
-        match &self.only {
-            Some((partition, _)) => partition.remove_tensor(name)?,
-            None => self.device.remove_tensor(name)?,
-        }
-        self.directories_changed(&[dpa], &shown)
+        let views = match &self.only {
+            Some((partition, _)) => partition.remove_tensor_with_views(name)?,
+            None => self.device.remove_tensor_with_views(name)?,
+        };
+        self.directories_changed(&[dpa], &self.places(&views))
     }
 
     /// Makes a tensor longer or shorter where it is; what is cut off stays, as bytes of nobody.
@@ -419,11 +418,11 @@ impl Control {
     /// When there is no such tensor, or the bytes behind it or behind one of its views are not
     /// free.
     pub fn resize_tensor(&self, name: &str, length: u64) -> Result<TensorInfo, ControlError> {
-        let mut shown = self.shown_of(name);
-        let tensor = match &self.only {
-            Some((partition, _)) => partition.resize_tensor(name, length)?,
-            None => self.device.resize_tensor(name, length)?,
+        let (tensor, views) = match &self.only {
+            Some((partition, _)) => partition.resize_tensor_with_views(name, length)?,
+            None => self.device.resize_tensor_with_views(name, length)?,
         };
+        let mut shown = self.places(&views);
         shown.extend(self.shown_of(name));
         self.directories_changed(&[self.base().start + tensor.dpa], &shown)?;
         Ok(tensor)
@@ -543,11 +542,15 @@ impl Control {
 
     /// Where a tensor's views are in the device's views window.
     fn shown_of(&self, name: &str) -> Vec<Range<u64>> {
-        let start = self.views_window().start;
-        let views = match &self.only {
+        self.places(&match &self.only {
             Some((partition, _)) => partition.views_of(name),
             None => self.device.views_of(name),
-        };
+        })
+    }
+
+    /// Where views of this control are in the device's views window.
+    fn places(&self, views: &[ViewInfo]) -> Vec<Range<u64>> {
+        let start = self.views_window().start;
         views.iter().map(place).map(|range| start + range.start..start + range.end).collect()
     }
 
@@ -789,8 +792,11 @@ impl Control {
 mod tests {
     use std::fs::{self, File};
     use std::os::unix::fs::FileExt;
+    use std::time::Duration;
 
+    use lamina_codec::{format::Format, kv::KvLayout};
     use lamina_device::device::DeviceConfig;
+    use lamina_device::layout::Layout;
     use rustix::fs::{Advice, fadvise};
 
     use super::*;
@@ -803,6 +809,51 @@ mod tests {
         let mut page = vec![0; 4096];
         views.read_exact_at(&mut page, 0).unwrap();
         page
+    }
+
+    #[test]
+    fn a_view_that_was_made_while_its_tensor_went_shows_nothing_of_that() {
+        const LENGTH: usize = 8 << 20;
+        if let Err(why) = fuse_present() {
+            return lamina_skipped::test(why);
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let device = Arc::new(Device::new(DeviceConfig::new(16 << 20, 16 << 20)).unwrap());
+        let point = MountPoint::prepare(&folder.path().join("mount")).unwrap();
+        let mount = Mount::new(&device, point, &MountOptions::default()).unwrap();
+        let control = Control::new(device);
+        mount.tell(&control);
+        let base = File::options().write(true).open(mount.base_path()).unwrap();
+        let views = File::open(mount.views_path()).unwrap();
+        let noise = lamina_codec::testing::bytes(7, LENGTH);
+        let layout = Layout::Kv(KvLayout::rows(256, 128));
+        let spec = TensorSpec { layout, ..TensorSpec::new("kv", Some(0), LENGTH as u64, Format::Bf16) };
+        let mut page = vec![0; 4096];
+        for _ in 0..100 {
+            control.create_tensor(spec.clone()).unwrap();
+            base.write_all_at(&noise, 0).unwrap();
+            control.flush(0, None).unwrap();
+            let seen = std::thread::scope(|scope| {
+                // Its windows are coded block by block first.
+                let removing = scope.spawn(|| control.remove_tensor("kv"));
+                std::thread::sleep(Duration::from_millis(2));
+                let view = control.create_view("kv", "full").ok();
+                if let Some(view) = &view {
+                    views.read_exact_at(&mut page, view.offset).unwrap();
+                }
+                removing.join().unwrap().unwrap();
+                view
+            });
+            let Some(view) = seen else { continue };
+            assert!(control.views().is_empty() && control.tensors().is_empty());
+            let is_seen = page == noise[..4096];
+            views.read_exact_at(&mut page, view.offset).unwrap();
+            assert!(page.iter().all(|byte| *byte == 0), "what is gone shows");
+            if is_seen {
+                return;
+            }
+        }
+        panic!("no view was made and read before its tensor was gone");
     }
 
     #[test]

@@ -36,6 +36,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use lamina_abi::DIRECTORY_BYTES;
 use lamina_device::device::DeviceError;
 use lamina_device::tensor::{TensorError, TensorInfo, TensorSpec};
 use serde::Deserialize;
@@ -275,29 +276,23 @@ fn perform(control: &Control, request: Request) -> Result<Value, ControlError> {
             json!({ "ok": true, "view": control.create_view(&tensor, &spelling)? })
         }
         Request::RemoveView { tensor, spelling, again } => {
-            if let Err(why) = control.remove_view(&tensor, &spelling)
-                && !(again && is_gone(&why))
-            {
-                return Err(why);
-            }
-            json!({ "ok": true })
+            removed(control, again, control.remove_view(&tensor, &spelling).map(drop))?
         }
         Request::CreateTensors { tensors, again } => {
             let found = if again { found(control, &tensors) } else { None };
-            let tensors = found.map_or_else(|| control.create_tensors(tensors), Ok)?;
+            let tensors = match found {
+                Some(found) => {
+                    show(control)?;
+                    found
+                }
+                None => control.create_tensors(tensors)?,
+            };
             json!({ "ok": true, "tensors": tensors })
         }
         Request::ResizeTensor { name, length } => {
             json!({ "ok": true, "tensor": control.resize_tensor(&name, length)? })
         }
-        Request::RemoveTensor { name, again } => {
-            if let Err(why) = control.remove_tensor(&name)
-                && !(again && is_gone(&why))
-            {
-                return Err(why);
-            }
-            json!({ "ok": true })
-        }
+        Request::RemoveTensor { name, again } => removed(control, again, control.remove_tensor(&name))?,
         Request::DetachTensor { name } => {
             json!({ "ok": true, "tensor": control.detach_tensor(&name)? })
         }
@@ -343,6 +338,21 @@ fn found(control: &Control, specs: &[TensorSpec]) -> Option<Vec<TensorInfo>> {
     found.collect()
 }
 
+/// The answer when something was to be removed. Who asks `again` may have had it removed before.
+fn removed(control: &Control, again: bool, done: Result<(), ControlError>) -> Result<Value, ControlError> {
+    match done {
+        Err(why) if again && is_gone(&why) => show(control)?,
+        done => done?,
+    }
+    Ok(json!({ "ok": true }))
+}
+
+/// Waits until no page cache has a directory or views from before. A worker that died may have made
+/// a change and not come to that; the next one drops all of them, but answers meanwhile.
+fn show(control: &Control) -> Result<(), ControlError> {
+    control.evict(std::iter::once((0, DIRECTORY_BYTES)))
+}
+
 /// Whether something was refused because what should go is not there.
 fn is_gone(why: &ControlError) -> bool {
     matches!(
@@ -355,4 +365,47 @@ fn is_gone(why: &ControlError) -> bool {
 
 fn refusal(error: &str) -> Value {
     json!({ "ok": false, "error": error })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use lamina_codec::format::Format;
+    use lamina_device::device::{Device, DeviceConfig, Partition};
+
+    use super::*;
+    use crate::export::Place;
+    use crate::fuse::{Mount, MountOptions, fuse_present};
+    use crate::mount_point::MountPoint;
+
+    #[test]
+    fn what_was_done_before_a_worker_died_shows_when_it_is_asked_again() {
+        if let Err(why) = fuse_present() {
+            return lamina_skipped::test(why);
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let device = Arc::new(Device::new(DeviceConfig::new(1 << 20, 8 << 20)).unwrap());
+        let point = MountPoint::prepare(&folder.path().join("mount")).unwrap();
+        let mount = Mount::new(&device, point, &MountOptions::default()).unwrap();
+        let control = Control::new(Arc::clone(&device));
+        mount.tell(&control);
+        let control = control.of_export(Partition::first(Arc::clone(&device)), Place::Root);
+        let views = File::open(mount.views_path()).unwrap();
+        let names = || {
+            let mut page = vec![0; 4096];
+            views.read_exact_at(&mut page, 0).unwrap();
+            lamina_abi::decode(&page).unwrap().tensors.len()
+        };
+        let tensors = vec![TensorSpec::new("w", Some(0), 4096, Format::Bf16)];
+        assert_eq!(names(), 0);
+        // A worker that died did it, and told no page cache.
+        device.create_tensors(tensors.clone()).unwrap();
+        perform(&control, Request::CreateTensors { tensors, again: true }).unwrap();
+        assert_eq!(names(), 1);
+        device.remove_tensor("w").unwrap();
+        perform(&control, Request::RemoveTensor { name: "w".into(), again: true }).unwrap();
+        assert_eq!(names(), 0);
+    }
 }

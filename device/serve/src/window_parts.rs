@@ -73,8 +73,7 @@ fn change(
     for tensor in partition.tensors() {
         let is_inside = tensor.dpa >= range.start && tensor.dpa + tensor.length <= range.end;
         if is_inside && tensor.name.starts_with(TENSOR) {
-            let shown = partition.views_of(&tensor.name);
-            partition.remove_tensor_now(&tensor.name)?;
+            let shown = partition.remove_tensor_now(&tensor.name)?;
             views.extend(shown.iter().map(place));
         }
     }

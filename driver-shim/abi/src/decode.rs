@@ -35,12 +35,13 @@ pub fn decode(bytes: &[u8]) -> Result<Directory, DirectoryError> {
         return Err(DirectoryError::Checksum { computed, stored });
     }
 
+    let mut text = Text { bytes, left: bytes.len() };
     let tensors = records(bytes, "tensors", 48, 64, MIN_TENSOR_RECORD_BYTES)?
-        .map(|record| tensor(bytes, record))
+        .map(|record| tensor(&mut text, record))
         .collect::<Result<Vec<_>, _>>()?;
     let count = tensors.len();
     let views = records(bytes, "views", 56, 72, VIEW_RECORD_BYTES)?
-        .map(|record| view(bytes, record, count))
+        .map(|record| view(&mut text, record, count))
         .collect::<Result<Vec<_>, _>>()?;
     Ok(Directory {
         generation: u64_at(bytes, 16),
@@ -52,7 +53,7 @@ pub fn decode(bytes: &[u8]) -> Result<Directory, DirectoryError> {
     })
 }
 
-fn tensor(bytes: &[u8], record: &[u8]) -> Result<TensorEntry, DirectoryError> {
+fn tensor(text: &mut Text<'_>, record: &[u8]) -> Result<TensorEntry, DirectoryError> {
     let layout = match u32_at(record, 48) {
         0 => Layout::Weight,
         1 => {
@@ -76,15 +77,15 @@ fn tensor(bytes: &[u8], record: &[u8]) -> Result<TensorEntry, DirectoryError> {
         dpa: u64_at(record, 0),
         length: u64_at(record, 8),
         elements: u64_at(record, 16),
-        name: text(bytes, record, 24, "tensor name")?,
-        shape: text(bytes, record, 32, "tensor shape")?,
-        format: text(bytes, record, 40, "tensor format")?,
+        name: text.of(record, 24, "tensor name")?,
+        shape: text.of(record, 32, "tensor shape")?,
+        format: text.of(record, 40, "tensor format")?,
         layout,
         lossy: record.get(72).is_some_and(|flags| flags & 1 != 0),
     })
 }
 
-fn view(bytes: &[u8], record: &[u8], tensors: usize) -> Result<ViewEntry, DirectoryError> {
+fn view(text: &mut Text<'_>, record: &[u8], tensors: usize) -> Result<ViewEntry, DirectoryError> {
     let tensor = u32_at(record, 32);
     if tensor as usize >= tensors {
         return Err(bound("view's tensor", tensor.into(), tensors as u64));
@@ -93,7 +94,7 @@ fn view(bytes: &[u8], record: &[u8], tensors: usize) -> Result<ViewEntry, Direct
         offset: u64_at(record, 0),
         length: u64_at(record, 8),
         elements: u64_at(record, 16),
-        spelling: text(bytes, record, 24, "view spelling")?,
+        spelling: text.of(record, 24, "view spelling")?,
         tensor,
         bits: u32_at(record, 36),
         scale_exp: i32::from_le_bytes(array(record, 40)),
@@ -122,14 +123,27 @@ fn records<'a>(
     Ok(bytes[start..end].chunks_exact(size))
 }
 
-fn text(bytes: &[u8], record: &[u8], at: usize, field: &'static str) -> Result<String, DirectoryError> {
-    let start = u32_at(record, at) as usize;
-    let length = u32_at(record, at + 4) as usize;
-    let slice = start
-        .checked_add(length)
-        .and_then(|end| bytes.get(start..end))
-        .ok_or_else(|| bound(field, start as u64 + length as u64, bytes.len() as u64))?;
-    std::str::from_utf8(slice).map(str::to_owned).map_err(|_| DirectoryError::Text { field })
+/// The text of a directory's records, which may share it, but have no more together than the
+/// directory has bytes: a small one does not become gigabytes.
+struct Text<'a> {
+    bytes: &'a [u8],
+    left: usize,
+}
+
+impl Text<'_> {
+    fn of(&mut self, record: &[u8], at: usize, field: &'static str) -> Result<String, DirectoryError> {
+        let Self { bytes, left } = self;
+        let start = u32_at(record, at) as usize;
+        let length = u32_at(record, at + 4) as usize;
+        let slice = start
+            .checked_add(length)
+            .and_then(|end| bytes.get(start..end))
+            .ok_or_else(|| bound(field, start as u64 + length as u64, bytes.len() as u64))?;
+        *left = left.checked_sub(length).ok_or_else(|| {
+            bound("text of all records", (bytes.len() - *left + length) as u64, bytes.len() as u64)
+        })?;
+        std::str::from_utf8(slice).map(str::to_owned).map_err(|_| DirectoryError::Text { field })
+    }
 }
 
 fn bound(field: &'static str, value: u64, bound: u64) -> DirectoryError {

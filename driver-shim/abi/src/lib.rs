@@ -11,7 +11,7 @@
 //!   reads again.
 //! * Records have a fixed size stated in the header, so that later versions may append fields.
 //! * Text (names, view spellings, shapes) lies in one area behind the records, as UTF-8 without
-//!   terminators.
+//!   terminators. Records may share it, but have no more together than `used_bytes`.
 //!
 //! | header field | offset | type |
 //! |---|---|---|

@@ -109,3 +109,41 @@ fn a_full_directory_says_what_it_would_need() {
     let directory = Directory { tensors: vec![tensor; 2000], ..Directory::default() };
     assert_eq!(encode(&directory), Err(DirectoryError::Full { needed: 128 + 2000 * (80 + 1004) }));
 }
+
+#[test]
+fn text_that_many_records_share_is_no_more_than_a_directory_holds() {
+    let view = |spelling: String| ViewEntry {
+        tensor: 0,
+        spelling,
+        offset: DIRECTORY_BYTES,
+        length: 1,
+        elements: 1,
+        bits: 8,
+        scale_exp: 0,
+    };
+    let tensor = TensorEntry {
+        name: "w".into(),
+        shape: "1".into(),
+        format: "opaque".into(),
+        dpa: 0,
+        length: 1,
+        elements: 1,
+        layout: Layout::Weight,
+        lossy: false,
+    };
+    let views = std::iter::once(view("x".repeat(1 << 20))).chain((0..8000).map(|_| view("y".into())));
+    let directory = Directory { tensors: vec![tensor], views: views.collect(), ..Directory::default() };
+    let mut bytes = encode(&directory).unwrap();
+    assert_eq!(decode(&bytes).unwrap(), directory);
+    // All of them are spelled as the longest is: gigabytes.
+    let first = HEADER_BYTES + TENSOR_RECORD_BYTES;
+    let spelling: [u8; 8] = bytes[first + 24..first + 32].try_into().unwrap();
+    for record in 1..=8000 {
+        let at = first + record * VIEW_RECORD_BYTES + 24;
+        bytes[at..at + 8].copy_from_slice(&spelling);
+    }
+    bytes[12..16].fill(0);
+    let checksum = crc32c::crc32c(&bytes);
+    bytes[12..16].copy_from_slice(&checksum.to_le_bytes());
+    assert!(matches!(decode(&bytes), Err(DirectoryError::Bound { field: "text of all records", .. })));
+}

@@ -144,19 +144,24 @@ fn a_base_that_goes_is_not_emptied_under_what_is_derived_from_it() {
     let words = filled(&device);
     // Derived before: it is not emptied.
     let kept =
-        device.drop_tensor("base", |_, _| -> Result<(), DeviceError> { panic!("it holds what others need") });
+        device.drop_tensor("base", |_, _| -> Result<_, DeviceError> { panic!("it holds what others need") });
     assert!(matches!(kept, Err(DeviceError::Tensor(TensorError::IsBase { .. }))), "{kept:?}");
     assert!(read(&device, 0, 3 * EACH) == words);
     device.remove_tensor(NAMES[2]).unwrap();
     device.remove_tensor("tuned").unwrap();
     // Meanwhile: nothing is derived from what is being emptied.
     let refused = RefCell::new(None);
-    device
+    let before = device.create_view("base", "full").unwrap();
+    let late = RefCell::new(None);
+    let views = device
         .drop_tensor("base", |dpa, length| {
             *refused.borrow_mut() = Some(device.create_tensor(tensor(1)));
+            *late.borrow_mut() = Some(device.create_view("base", "e8m0")?);
             device.discard(dpa, length)
         })
         .unwrap();
+    assert_eq!(views, [before, late.into_inner().unwrap()], "what came meanwhile goes too");
+    assert!(device.views().is_empty());
     assert!(matches!(
         refused.into_inner(),
         Some(Err(DeviceError::Tensor(TensorError::Base { why: NoBase::Leaving, .. })))

@@ -286,15 +286,25 @@ impl Partition {
     /// # Errors
     /// As [`Device::remove_tensor`].
     pub fn remove_tensor(&self, name: &str) -> Result<(), DeviceError> {
-        self.device.remove_tensor(&self.full_name(name)).map_err(|why| self.own(why))
+        self.remove_tensor_with_views(name).map(drop)
+    }
+
+    /// Removes one of its tensors: see [`Device::remove_tensor_with_views`].
+    ///
+    /// # Errors
+    /// As [`Device::remove_tensor`].
+    pub fn remove_tensor_with_views(&self, name: &str) -> Result<Vec<ViewInfo>, DeviceError> {
+        let views = self.device.remove_tensor_with_views(&self.full_name(name));
+        views.map(|views| self.own_views(views)).map_err(|why| self.own(why))
     }
 
     /// Removes one of its tensors, and waits for nobody; see [`Device::remove_tensor_now`].
     ///
     /// # Errors
     /// As [`Device::remove_tensor_now`].
-    pub fn remove_tensor_now(&self, name: &str) -> Result<(), DeviceError> {
-        self.device.remove_tensor_now(&self.full_name(name)).map_err(|why| self.own(why))
+    pub fn remove_tensor_now(&self, name: &str) -> Result<Vec<ViewInfo>, DeviceError> {
+        let views = self.device.remove_tensor_now(&self.full_name(name));
+        views.map(|views| self.own_views(views)).map_err(|why| self.own(why))
     }
 
     /// Gives up the base of one of its tensors: see [`Device::detach_tensor`].
@@ -315,8 +325,22 @@ impl Partition {
     /// # Errors
     /// As [`Device::resize_tensor`].
     pub fn resize_tensor(&self, name: &str, length: u64) -> Result<TensorInfo, DeviceError> {
-        let resized = self.device.resize_tensor(&self.full_name(name), length);
-        resized.map(|tensor| self.own_tensor(tensor)).map_err(|why| self.own(why))
+        self.resize_tensor_with_views(name, length).map(|(tensor, _)| tensor)
+    }
+
+    /// Makes one of its tensors longer or shorter: see [`Device::resize_tensor_with_views`].
+    ///
+    /// # Errors
+    /// As [`Device::resize_tensor`].
+    pub fn resize_tensor_with_views(
+        &self,
+        name: &str,
+        length: u64,
+    ) -> Result<(TensorInfo, Vec<ViewInfo>), DeviceError> {
+        let resized = self.device.resize_tensor_with_views(&self.full_name(name), length);
+        resized
+            .map(|(tensor, views)| (self.own_tensor(tensor), self.own_views(views)))
+            .map_err(|why| self.own(why))
     }
 
     /// Its tensor of this name.
@@ -338,8 +362,7 @@ impl Partition {
 
     /// Every view of one of its tensors, by offset; none if there is no such tensor.
     pub fn views_of(&self, tensor: &str) -> Vec<ViewInfo> {
-        let views = self.device.views_of(&self.full_name(tensor)).into_iter();
-        views.map(|view| self.own_view(view)).collect()
+        self.own_views(self.device.views_of(&self.full_name(tensor)))
     }
 
     /// Makes a view of one of its tensors, or finds it if it is there.
@@ -445,6 +468,10 @@ impl Partition {
     fn own_view(&self, view: ViewInfo) -> ViewInfo {
         let offset = view.offset - self.state().views.start;
         ViewInfo { tensor: self.own_name(&view.tensor), offset, ..view }
+    }
+
+    fn own_views(&self, views: Vec<ViewInfo>) -> Vec<ViewInfo> {
+        views.into_iter().map(|view| self.own_view(view)).collect()
     }
 
     /// A refusal in the partition's own terms.

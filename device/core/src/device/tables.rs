@@ -165,7 +165,7 @@ impl Device {
         });
         if let Err(why) = coded {
             match self.unmake(&tensors) {
-                Ok(()) => {
+                Ok(_) => {
                     tensors.iter().zip(reached).for_each(|(tensor, to)| self.code_back(tensor, to));
                     return Err(why);
                 }
@@ -221,22 +221,31 @@ impl Device {
     /// by block first, and what is stored as differences by itself: [`DeviceError::Store`] if there
     /// is no room for that; then it stays. So does one that others are coded against.
     pub fn remove_tensor(&self, name: &str) -> Result<(), DeviceError> {
+        self.remove_tensor_with_views(name).map(drop)
+    }
+
+    /// As [`Self::remove_tensor`]: the views that went with it, also those that came when it was
+    /// leaving already.
+    ///
+    /// # Errors
+    /// As [`Self::remove_tensor`].
+    pub fn remove_tensor_with_views(&self, name: &str) -> Result<Vec<ViewInfo>, DeviceError> {
         self.drop_tensor(name, |_, _| Ok(()))
     }
 
-    /// As [`Self::remove_tensor`], of who answers the kernel, and so waits for nobody who may wait
-    /// for that.
+    /// As [`Self::remove_tensor_with_views`], of who answers the kernel, and so waits for nobody
+    /// who may wait for that.
     ///
     /// # Errors
     /// As [`Self::remove_tensor`]; [`DeviceError::Busy`].
-    pub fn remove_tensor_now(&self, name: &str) -> Result<(), DeviceError> {
+    pub fn remove_tensor_now(&self, name: &str) -> Result<Vec<ViewInfo>, DeviceError> {
         let find = |map: &Map| Ok(map.tensor(name)?.clone());
         self.in_turn(find, InTheWay::Refused, |tensor| self.empty_and_drop(tensor, |_, _| Ok(())))
     }
 
     /// Forgets a tensor and its views, and has `empty` discard what it holds, DPA and bytes: after
     /// nothing can be derived from it any more, and before its windows are coded block by block,
-    /// for which a full store has no room.
+    /// for which a full store has no room. The views that went with it.
     ///
     /// # Errors
     /// As [`Self::remove_tensor`]; what `empty` says. Then it stays, with what it still holds.
@@ -244,7 +253,7 @@ impl Device {
         &self,
         name: &str,
         empty: impl FnOnce(u64, u64) -> Result<(), E>,
-    ) -> Result<(), E> {
+    ) -> Result<Vec<ViewInfo>, E> {
         let find = |map: &Map| Ok(map.tensor(name)?.clone());
         self.in_turn(find, InTheWay::Awaited, |tensor| self.empty_and_drop(tensor, empty))
     }
@@ -254,7 +263,7 @@ impl Device {
         &self,
         tensor: &Arc<Tensor>,
         empty: impl FnOnce(u64, u64) -> Result<(), E>,
-    ) -> Result<(), E> {
+    ) -> Result<Vec<ViewInfo>, E> {
         let tensors = std::slice::from_ref(tensor);
         self.leave(tensors)?;
         let dropped = empty(tensor.info.dpa, tensor.info.length);
@@ -363,12 +372,24 @@ impl Device {
     /// views is not; [`DeviceError::Store`] if there is no room to code its windows. Then it is as
     /// it was.
     pub fn resize_tensor(&self, name: &str, length: u64) -> Result<TensorInfo, DeviceError> {
+        self.resize_tensor_with_views(name, length).map(|(tensor, _)| tensor)
+    }
+
+    /// As [`Self::resize_tensor`]: the tensor, and its views as they were until then.
+    ///
+    /// # Errors
+    /// As [`Self::resize_tensor`].
+    pub fn resize_tensor_with_views(
+        &self,
+        name: &str,
+        length: u64,
+    ) -> Result<(TensorInfo, Vec<ViewInfo>), DeviceError> {
         let find = |map: &Map| Ok(map.listed_tensor(name)?.clone());
         self.in_turn(find, InTheWay::Awaited, |tensor| self.resize(tensor, length))
     }
 
     /// Resizes a tensor whose turn the caller has.
-    fn resize(&self, old: &Arc<Tensor>, length: u64) -> Result<TensorInfo, DeviceError> {
+    fn resize(&self, old: &Arc<Tensor>, length: u64) -> Result<(TensorInfo, Vec<ViewInfo>), DeviceError> {
         is_no_base(old)?;
         let TensorInfo { name, dpa, format, layout, codec, base, .. } = old.told();
         if let Some(base) = base {
@@ -393,7 +414,7 @@ impl Device {
             let _alone = self.alone();
             old.transition.set_leaving(true);
         }
-        let (guard, next, new) = match self.replace_resized(old, &info, partition, windows) {
+        let (guard, next, new, views) = match self.replace_resized(old, &info, partition, windows) {
             Ok(replaced) => replaced,
             Err(why) => {
                 // What was charged to nobody meanwhile is charged to it again.
@@ -412,17 +433,17 @@ impl Device {
         if let Err(why) = self.code_anew(&new, &mut reached) {
             tracing::warn!(tensor = info.name, "not all of it is coded anew: {why}");
         }
-        Ok(info)
+        Ok((info, views))
     }
 
-    /// The map with a tensor of another length in place of `old`, saved.
+    /// The map with a tensor of another length in place of `old`, saved, and the views of `old`.
     fn replace_resized(
         &self,
         old: &Arc<Tensor>,
         info: &TensorInfo,
         partition: usize,
         windows: Option<Shape>,
-    ) -> Result<(Alone<'_>, Map, Arc<Tensor>), DeviceError> {
+    ) -> Result<(Alone<'_>, Map, Arc<Tensor>, Vec<ViewInfo>), DeviceError> {
         let (before, after) = (old.blocks(), Tensor::blocks_of(info));
         let kept = after.end.min(before.end) - before.start;
         self.free_behind(&self.map(), old, info)?;
@@ -452,7 +473,7 @@ impl Device {
             new.transition.set_charged(0..kept);
             draft.remove_tensor(old);
             draft.add_tensor(&new, true);
-            for view in views {
+            for view in &views {
                 let length = view.view.bytes_for(info.elements).unwrap_or(u64::MAX);
                 let offset = view.info.offset;
                 let free = draft.map().free_view_at(offset, partition);
@@ -467,7 +488,8 @@ impl Device {
             }
             let next = draft.finish();
             self.keep(&next, Change::made(std::slice::from_ref(&new)))?;
-            return Ok((guard, next, new));
+            let views = views.iter().map(|view| view.info.clone()).collect();
+            return Ok((guard, next, new, views));
         }
     }
 
@@ -674,7 +696,7 @@ impl Device {
 
     /// Removes tensors whose turns the caller has. If that fails they are there as before, but
     /// marked as leaving.
-    fn unmake(&self, tensors: &[Arc<Tensor>]) -> Result<(), DeviceError> {
+    fn unmake(&self, tensors: &[Arc<Tensor>]) -> Result<Vec<ViewInfo>, DeviceError> {
         self.leave(tensors)?;
         // Every store that did not know of it is done.
         self.uncode(tensors)?;
@@ -694,19 +716,23 @@ impl Device {
 
     /// The last steps of a removal. Every store closes a window that is leaving, so one that is
     /// open holds a store that found no room: it finds some now, or the tensors stay.
-    fn forget_closed(&self, tensors: &[Arc<Tensor>]) -> Result<(), DeviceError> {
-        while !self.forget(tensors)? {
+    fn forget_closed(&self, tensors: &[Arc<Tensor>]) -> Result<Vec<ViewInfo>, DeviceError> {
+        loop {
+            if let Some(views) = self.forget(tensors)? {
+                return Ok(views);
+            }
             self.uncode(tensors)?;
         }
-        Ok(())
     }
 
-    /// Forgets tensors, if none of their windows is open: whether it did.
-    fn forget(&self, tensors: &[Arc<Tensor>]) -> Result<bool, DeviceError> {
+    /// Forgets tensors and their views, which it gives, if none of their windows is open.
+    fn forget(&self, tensors: &[Arc<Tensor>]) -> Result<Option<Vec<ViewInfo>>, DeviceError> {
         let guard = self.alone();
         if tensors.iter().any(|tensor| self.has_open_windows(tensor)) {
-            return Ok(false);
+            return Ok(None);
         }
+        let views = tensors.iter().flat_map(|tensor| guard.aliases_of(tensor));
+        let views = views.map(|alias| alias.info.clone()).collect();
         let mut draft = guard.draft();
         for tensor in tensors {
             draft.remove_tensor(tensor);
@@ -717,7 +743,7 @@ impl Device {
         self.keep(&next, Change::removed(tensors))?;
         tensors.iter().for_each(Tensor::leave_base);
         replace(guard, next);
-        Ok(true)
+        Ok(Some(views))
     }
 
     /// The last step of making tensors: people are told of them.

@@ -132,7 +132,8 @@ pub(crate) fn drop_tensor_by<E: From<DeviceError>>(
     if device.place_of(name).is_none() {
         return Ok(());
     }
-    device.drop_tensor(name, |dpa, length| empty(dpa, length.next_multiple_of(BLOCK_BYTES as u64)))
+    let whole_blocks = |dpa, length: u64| empty(dpa, length.next_multiple_of(BLOCK_BYTES as u64));
+    device.drop_tensor(name, whole_blocks).map(drop)
 }
 
 /// That no tensor is coded against the one of this name.

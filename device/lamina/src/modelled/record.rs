@@ -150,7 +150,7 @@ fn copy(pieces: Pieces, file: File, most: Option<u64>) -> Result<Recorded> {
             }
             Ok(Some(Item::Lost(requests))) => {
                 writer.lost(requests)?;
-                recorded.lost += requests;
+                recorded.lost = recorded.lost.saturating_add(requests);
             }
             Ok(None) => {
                 recorded.ended = true;

@@ -129,7 +129,7 @@ fn show(out: &mut impl Write, mut reader: Reader<BufReader<Watched>>, shown: u64
     let (mut views, mut requests, mut first) = (Vec::new(), Vec::new(), Vec::new());
     let (mut kinds, mut guests) = ([0_u64; 3], BTreeSet::new());
     let (mut reads, mut writes, mut bytes, mut last_ns) = (0_u64, 0_u64, 0_u64, 0);
-    let (mut lost, mut unasked, mut words) = (0, 0_u64, 0_u64);
+    let (mut lost, mut unasked, mut words) = (0_u64, 0_u64, 0_u64);
     while let Some(item) = reader.next_item()? {
         match item {
             Item::View(view) => {
@@ -145,7 +145,7 @@ fn show(out: &mut impl Write, mut reader: Reader<BufReader<Watched>>, shown: u64
                 words += u64::from(block.words != WordBytes::default());
             }
             Item::Words(..) => words += 1,
-            Item::Lost(requests) => lost += requests,
+            Item::Lost(requests) => lost = lost.saturating_add(requests),
             Item::Request(request) => {
                 unasked += u64::from(request.served.is_some_and(|served| !served.asked));
                 *(if request.write { &mut writes } else { &mut reads }) += 1;

@@ -386,7 +386,7 @@ fn each<R: Read>(
             Item::Block(number, block) => blocks.insert(number, block),
             Item::Words(number, words) => blocks.set_words(number, words),
             Item::Request(request) => waiting.push(request),
-            Item::Lost(requests) => lost += requests,
+            Item::Lost(requests) => lost = lost.saturating_add(requests),
         }
     }
     catch_up(&views, &blocks, &mut waiting)?;

@@ -1,7 +1,7 @@
 //! The same work under each design, by hand and by what must hold of any.
 
 use super::*;
-use crate::trace::{BlockKind, Request, Seen, Served, Writer};
+use crate::trace::{BlockKind, MAX_TIME_NS, Request, Seen, Served, Writer};
 
 const DEVICE: u64 = 1 << 30;
 
@@ -445,5 +445,28 @@ fn rates_of_replaying_are_printed() {
         }
         let rate = 0.4 * 6.0 / started.elapsed().as_secs_f64();
         println!("{rate:.2} million requests a second, timing: {}", options.dram.is_some());
+    }
+}
+
+/// Whatever a trace says of times and losses, its replay has an end and counts what it can.
+#[test]
+fn the_latest_times_and_the_most_losses_are_replayed() {
+    let latest = MAX_TIME_NS;
+    let mut writer = Writer::new(Vec::new(), Header { seen: Seen::Requests, device_bytes: DEVICE }).unwrap();
+    writer.view(&View::full(16)).unwrap();
+    for time_ns in [0, latest - 5, latest] {
+        writer.lost(u64::MAX).unwrap();
+        let request =
+            Request { time_ns, address: 0, length: 64, view: 0, guest: 0, write: false, served: None };
+        writer.request(&request).unwrap();
+    }
+    let trace = writer.finish().unwrap();
+    for pace in [Pace::Full, Pace::Recorded] {
+        let options = Options { pace, ..usual() };
+        let compared = compare(&mut Reader::new(&trace[..]).unwrap(), &SUBJECTS, &options).unwrap();
+        assert_eq!(compared.lost, u64::MAX);
+        for outcome in compared.designs {
+            assert_eq!((outcome.requests, outcome.dram.unwrap().commands.reads > 0), (3, true));
+        }
     }
 }

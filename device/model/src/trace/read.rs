@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{
     BLOCK_BYTES, Block, BlockKind, CHUNK_HEADER, HEADER, Header, MAGIC, MAX_DEVICE, MAX_PAYLOAD, MAX_PLANES,
-    MAX_REQUEST, MAX_VIEWS, Request, Seen, Served, VERSION, View, WordBytes, unzigzag,
+    MAX_REQUEST, MAX_TIME_NS, MAX_VIEWS, Request, Seen, Served, VERSION, View, WordBytes, unzigzag,
 };
 use crate::ModelError;
 
@@ -338,13 +338,10 @@ impl<R: Read> Reader<R> {
         }
         let guest = self.small("guest", u32::MAX)?;
         let passed = self.number()?;
-        let time_ns = self.time.checked_add(passed).filter(|time| *time <= i64::MAX.cast_unsigned());
+        let time_ns = self.time.checked_add(passed).filter(|time| *time <= MAX_TIME_NS);
         let Some(time_ns) = time_ns else {
-            return Err(ModelError::field(
-                &format!("time of request {}", self.requests),
-                &passed,
-                "less than 2^63 ns",
-            ));
+            let must = format!("at most {MAX_TIME_NS} ns since the trace began");
+            return Err(ModelError::field(&format!("time of request {}", self.requests), &passed, &must));
         };
         let address = self.end.wrapping_add(unzigzag(self.number()?).cast_unsigned());
         let length = self.number()?;

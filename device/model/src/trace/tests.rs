@@ -186,6 +186,13 @@ fn what_cannot_be_is_refused_by_its_field() {
     assert!(refused(&[full.clone(), request(u64::MAX, 64, 0)]).contains("address of request 0"));
     assert!(refused(&[full.clone(), request(0, 0, 0)]).contains("length of request 0 is 0"));
     assert!(refused(&[full.clone(), request(0, 1 << 40, 0)]).contains("length of request 0"));
+    let late = |time_ns| match request(0, 64, 0) {
+        Item::Request(request) => Item::Request(Request { time_ns, ..request }),
+        other => other,
+    };
+    assert!(read(&written(&[full.clone(), late(MAX_TIME_NS)])).is_ok());
+    assert!(refused(&[full.clone(), late(MAX_TIME_NS + 1)]).contains("time of request 0"));
+    assert!(refused(&[full.clone(), late(u64::MAX)]).contains("time of request 0"));
     let view = |bits, planes| Item::View(View { name: "v".to_owned(), bits, link_bits: 16, planes });
     assert!(refused(&[view(8, 0x1ff)]).contains("view \"v\""));
     assert!(refused(&[view(0, 0)]).contains("view \"v\""));
@@ -223,6 +230,7 @@ fn traces_of_others_are_written_and_read() {
     assert_eq!(Form::Ramulator2.read(0, "LD 64").unwrap().unwrap().address, 64);
     let refused = |form: Form, line: &str| form.read(4, line).unwrap_err().to_string();
     assert!(refused(Form::Dramsim3, "0x10 READ").contains("cycle of line 5 is missing"));
+    assert!(refused(Form::Dramsim3, "0x10 READ 72057594037927937").contains("cycle of line 5"));
     assert!(refused(Form::Dramsim3, "zz READ 1").contains("address of line 5"));
     assert!(refused(Form::Dramsim3, "0x10 FETCH 1").contains("access of line 5 is FETCH"));
     assert!(refused(Form::Ramulator2, "LD 0x10 7").contains("end of line 5 is 7"));

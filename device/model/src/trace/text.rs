@@ -5,6 +5,7 @@
 
 use std::fmt::Write as _;
 
+use super::MAX_TIME_NS;
 use crate::ModelError;
 
 /// Whose form a text has.
@@ -55,9 +56,10 @@ impl Form {
                 let address = hexadecimal(number, next("address")?)?;
                 let write = kind(number, next("access")?, ["READ", "WRITE"])?;
                 let cycle = next("cycle")?;
-                let parsed = cycle.parse();
-                let cycle = parsed.map_err(|_| {
-                    ModelError::field(&at(number, "cycle"), cycle, "a whole number of 64 bits")
+                let parsed = cycle.parse().ok().filter(|cycle| *cycle <= MAX_TIME_NS);
+                let cycle = parsed.ok_or_else(|| {
+                    let must = format!("a whole number, at most {MAX_TIME_NS}");
+                    ModelError::field(&at(number, "cycle"), cycle, &must)
                 })?;
                 LineAccess { address, write, cycle }
             }
