@@ -377,7 +377,8 @@ mod tests {
 
     use super::*;
     use crate::export::Place;
-    use crate::fuse::{Mount, MountOptions, fuse_present};
+    use crate::fuse::{Mount, MountOptions};
+    use crate::held_mount::fuse_present;
     use crate::mount_point::MountPoint;
 
     #[test]
