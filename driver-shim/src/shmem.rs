@@ -187,8 +187,8 @@ impl Shared {
     }
 }
 
-/// The answer that `ask` gives, of at most `bound` bytes. It is asked once: not every request is the
-/// same to make twice. So all of the answer has a place, of which what is not written to takes
+/// The answer that `ask` gives, of at most `bound` bytes. It is asked once: not every request is
+/// the same to make twice. So all of the answer has a place, of which what is not written to takes
 /// no memory.
 fn whole(bound: usize, ask: impl FnOnce(&mut [u8]) -> io::Result<usize>) -> Result<Vec<u8>, MailboxError> {
     let mut answer = vec![0; bound];

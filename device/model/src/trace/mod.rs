@@ -57,8 +57,8 @@ pub const BLOCK_BYTES: u64 = 4096;
 pub const MAX_REQUEST: u64 = 1 << 30;
 /// Bytes that a device may have.
 pub const MAX_DEVICE: u64 = 1 << 50;
-/// Nanoseconds that a trace may take, more than two years: in cycles of any module they are far from
-/// what 64 bits count.
+/// Nanoseconds that a trace may take, more than two years: in cycles of any module they are far
+/// from what 64 bits count.
 pub const MAX_TIME_NS: u64 = 1 << 56;
 /// Planes that a block may have.
 pub const MAX_PLANES: u32 = 64;
