@@ -623,6 +623,7 @@ mod tests {
             assert_eq!(json, !SAY_NOTHING.contains(&name.as_str()), "{name}");
         }
     }
+
     #[test]
     fn the_papers_figures_take_no_option_that_they_do_not_heed() {
         for (name, heeded) in [("model", &["page"][..]), ("elastic", &["dram"])] {

@@ -320,7 +320,9 @@ fn a_tensor_is_resized_where_it_is_and_no_byte_changes() {
         let before = reads(&device);
         for blocks in [10, 11, 300, 299, 1, 700, 700, 40] {
             let generation = directory(&device).generation;
-            let resized = device.resize_tensor("t", blocks * BLOCK).unwrap();
+            let shown_before = device.views();
+            let (resized, views) = device.resize_tensor_with_views("t", blocks * BLOCK).unwrap();
+            assert_eq!(views, shown_before);
             assert_eq!((resized.dpa, resized.length), (BLOCK, blocks * BLOCK));
             assert_eq!(resized.shape, [blocks * BLOCK / 128, 64]);
             assert_eq!(device.tensors(), std::slice::from_ref(&resized));

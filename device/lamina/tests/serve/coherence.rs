@@ -62,7 +62,7 @@ fn a_cached_view_page_shows_stores_after_a_flush() {
             let mut rig = Rig::new(with);
             let (full, packed) = (rig.view("full"), rig.view("e8m2:packed"));
             let (mut base, views) = (rig.base(), rig.views());
-            for round in 0..6_u64 {
+            for round in 0..20_u64 {
                 assert!(views.load(full.offset, TENSOR) == rig.bytes, "round {round} {with}");
                 let packed_bytes = rig.expected("e8m2:packed");
                 assert!(
