@@ -8,7 +8,7 @@ mod measure;
 mod routing;
 mod subject;
 
-use std::{fs, ops::RangeInclusive, path::Path};
+use std::{fs, ops::RangeInclusive, path::PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::BinaryBytes;
@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use crate::{
     args::Advise,
-    log,
+    log, made_file,
     meter::Meter,
     out::{self, print_line},
     table::new_table,
@@ -105,14 +105,10 @@ pub(crate) fn advise(args: &Advise) -> Result<()> {
     let views = args.views.iter().map(|view| masking(view)).collect::<Result<Vec<_>>>()?;
     ensure!(!views.is_empty(), "--views names no view");
     // Minutes of work are not for a map that cannot be written, or that would be the model.
-    let same = |one: &Path, other: &Path| {
-        fs::canonicalize(one).ok().is_some_and(|one| fs::canonicalize(other).is_ok_and(|it| it == one))
-    };
-    let outputs = [("--out", Some(&args.out)), ("--routes", args.routes.as_ref())];
-    for input in [Some(&args.model), Some(&args.text), args.tokenizer.as_ref()].into_iter().flatten() {
-        for (option, output) in outputs {
-            let over = output.filter(|output| same(input, output));
-            ensure!(over.is_none(), "{option} {} would write over what is read", input.display());
+    let read = || [Some(&args.model), Some(&args.text), args.tokenizer.as_ref()].into_iter().flatten();
+    for (option, output) in [("--out", Some(&args.out)), ("--routes", args.routes.as_ref())] {
+        if let Some(output) = output {
+            made_file::not_over(option, output, read().map(PathBuf::as_path))?;
         }
     }
     let out =
@@ -139,7 +135,7 @@ pub(crate) fn advise(args: &Advise) -> Result<()> {
     );
     if let Some(path) = &args.routes {
         ensure!(subject.config.experts.is_some(), "--routes: {} has no experts", args.model.display());
-        write_routes(path, &full.routes).with_context(|| format!("cannot write {}", path.display()))?;
+        write_routes(path, &full.routes)?;
     }
     let ladders = ladders(&subject, &full, &parts, &views, chosen_by);
     let moved = |steps: &[Step]| {

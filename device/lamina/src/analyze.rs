@@ -1,6 +1,5 @@
 //! `lamina analyze`: tables, JSON or a drawing of what the device would make of checkpoints.
 
-use std::fs;
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -19,6 +18,7 @@ use lamina_device::model::ModelFile;
 use serde::Serialize;
 
 use crate::args::Analyze;
+use crate::made_file;
 use crate::meter::Meter;
 use crate::out;
 use crate::table::new_table;
@@ -30,7 +30,7 @@ pub(crate) fn analyze(args: &Analyze) -> Result<()> {
     };
     let models = open(&args.files)?;
     if let Some(plot) = &args.plot {
-        can_draw(plot, &args.files, &models)?;
+        can_draw(plot, args.files.iter().chain(&args.base), &models)?;
     }
     let options = AnalyzeOptions { codecs: args.codec.0.clone(), kv: args.kv };
     let meter = Meter::new("read");
@@ -69,7 +69,7 @@ pub(crate) fn analyze(args: &Analyze) -> Result<()> {
     };
     if let Some(path) = &args.plot {
         let svg = plot::svg(&report, &title(&args.files)).context("no tensor has bit-planes to draw")?;
-        fs::write(path, svg).with_context(|| format!("cannot write the drawing {}", path.display()))?;
+        made_file::write(path, svg.as_bytes())?;
     }
     let mut text = Vec::new();
     if args.json {
@@ -100,18 +100,8 @@ struct Printed<'r> {
 }
 
 /// Refuses, before minutes of work, what could not be drawn or would write over a checkpoint.
-fn can_draw(plot: &Path, files: &[impl AsRef<Path>], models: &[ModelFile]) -> Result<()> {
-    let directory = plot.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if !directory.is_dir() {
-        bail!("cannot write the drawing {}: there is no directory {}", plot.display(), directory.display());
-    }
-    if plot.is_dir() {
-        bail!("cannot write the drawing {}: it is a directory", plot.display());
-    }
-    let same = |file: &Path| fs::canonicalize(file).ok() == fs::canonicalize(plot).ok();
-    if plot.exists() && files.iter().any(|file| same(file.as_ref())) {
-        bail!("--plot {} would write over the checkpoint; name another file", plot.display());
-    }
+fn can_draw<'p>(plot: &Path, read: impl Iterator<Item = &'p PathBuf>, models: &[ModelFile]) -> Result<()> {
+    made_file::check("--plot", plot, read.map(PathBuf::as_path))?;
     let mut tensors = models.iter().flat_map(ModelFile::tensors);
     if !tensors.any(|tensor| tensor.length > 0 && tensor.format != Format::Opaque.name()) {
         bail!("nothing to draw: no tensor in the files has elements and bit-planes");

@@ -16,6 +16,7 @@ mod holder;
 mod image;
 mod life;
 mod log;
+mod made_file;
 mod manual;
 mod meter;
 mod modelled;

@@ -20,10 +20,8 @@ mod page;
 mod server;
 mod stored;
 
-use std::fs::{self, Permissions};
+use std::fs;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -31,6 +29,7 @@ use anyhow::{Context, Result};
 use self::book::{Book, Section};
 use self::found::Found;
 use crate::args::Reproduce;
+use crate::made_file;
 use crate::out;
 
 /// The page in the folder, and the same for programs.
@@ -46,8 +45,8 @@ pub(crate) fn reproduce(args: &Reproduce) -> Result<()> {
     let found = Found::new(args)?;
     let book = book(&found, begun)?;
     let json = serde_json::to_vec_pretty(&book)?;
-    write(&args.out, PAGE, page::html(&book).as_bytes())?;
-    write(&args.out, JSON, &json)?;
+    made_file::write(&args.out.join(PAGE), page::html(&book).as_bytes())?;
+    made_file::write(&args.out.join(JSON), &json)?;
     if args.json {
         out::text(&[&json[..], b"\n"].concat())?;
         return Ok(());
@@ -72,19 +71,6 @@ pub(crate) fn reproduce(args: &Reproduce) -> Result<()> {
         args.out.join(PAGE).display()
     )?;
     Ok(out::text(&text)?)
-}
-
-/// A file that is there whole or not at all.
-fn write(folder: &Path, name: &str, bytes: &[u8]) -> Result<()> {
-    let path = folder.join(name);
-    let failed = || format!("cannot write {}", path.display());
-    let mut file = tempfile::NamedTempFile::new_in(folder).with_context(failed)?;
-    file.write_all(bytes).with_context(failed)?;
-    file.as_file().sync_all().with_context(failed)?;
-    // A temporary file is its owner's alone, and a report is for others, too.
-    file.as_file().set_permissions(Permissions::from_mode(0o644)).with_context(failed)?;
-    file.persist(&path).map_err(|why| why.error).with_context(failed)?;
-    Ok(())
 }
 
 fn book(found: &Found, begun: Instant) -> Result<Book> {

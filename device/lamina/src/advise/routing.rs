@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
-use std::{fs, io};
 
+use anyhow::Result;
 use lamina_llama::{Route, Weight};
 use serde::Serialize;
 
 use super::measure::Answers;
+use crate::made_file;
 
 /// An expert: how often it was used, and what it got.
 #[derive(Serialize)]
@@ -43,12 +44,12 @@ impl Usage {
 }
 
 /// Writes a line for each token, layer and expert that it used, as comma-separated values.
-pub(crate) fn write_routes(path: &Path, routes: &[Route]) -> io::Result<()> {
+pub(crate) fn write_routes(path: &Path, routes: &[Route]) -> Result<()> {
     let mut routes = routes.to_vec();
     routes.sort_by_key(|route| (route.position, route.layer, route.expert));
     let mut text = "token,layer,expert,share\n".to_owned();
     for Route { layer, position, expert, share } in routes {
         let _ = writeln!(text, "{position},{layer},{expert},{share}"); // a String takes anything
     }
-    fs::write(path, text)
+    made_file::write(path, text.as_bytes())
 }

@@ -13,6 +13,7 @@ use serde_json::json;
 
 use super::planner;
 use crate::args::{Accounted, Model};
+use crate::made_file;
 use crate::out;
 use crate::table::new_table;
 
@@ -22,6 +23,12 @@ pub(crate) fn model(args: &Model) -> Result<()> {
     if args.paper {
         print_checks(&mut text, args.json)?;
         return Ok(out::text(&text)?);
+    }
+    let read = || [Some(args.llm.as_str()), args.ratios.as_deref()].into_iter().flatten().map(Path::new);
+    for (option, path) in [("--page", &args.page), ("--plot", &args.plot)] {
+        if let Some(path) = path.as_deref().filter(|path| *path != Path::new("-")) {
+            made_file::not_over(option, path, read())?;
+        }
     }
     let shape = shape(&args.llm, args.weight_bits)?;
     let server = server(args)?;
@@ -34,7 +41,7 @@ pub(crate) fn model(args: &Model) -> Result<()> {
             None,
         )?;
         let page = planner::page(&shape, &server, &args.context);
-        return fs::write(path, page).with_context(|| format!("cannot write the page {}", path.display()));
+        return made_file::write(path, page.as_bytes());
     }
     let accountings = match args.accounting {
         Accounted::AsPrinted => vec![Accounting::AsPrinted],
@@ -113,8 +120,7 @@ fn draw(path: &Path, reports: &[Report]) -> Result<()> {
             (1, _) | (_, Accounting::DeviceOnly) => path.to_owned(),
             (_, Accounting::AsPrinted) => path.with_extension("printed.svg"),
         };
-        fs::write(&file, system::svg(report))
-            .with_context(|| format!("cannot write the drawing {}", file.display()))?;
+        made_file::write(&file, system::svg(report).as_bytes())?;
     }
     Ok(())
 }

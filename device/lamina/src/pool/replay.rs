@@ -2,8 +2,9 @@
 //! their own. Hits are measured, by real pools; times are modelled from them (seeds/004, 5.3, 6).
 
 use std::fmt::Write as _;
+use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use indicatif::{BinaryBytes, ProgressBar, ProgressStyle};
 use lamina_model::serving::{Compute, Memory, Times, serve};
 use lamina_model::{ceil, float};
@@ -13,6 +14,7 @@ use super::caches::{Found, Routing, replay as run};
 use super::trace::{self, BLOCK_TOKENS, Trace};
 use super::{plot, told};
 use crate::args::PoolReplay;
+use crate::made_file;
 use crate::modelled::shape;
 use crate::out::print_line;
 use crate::table::new_table;
@@ -87,13 +89,16 @@ const CACHES: [(&str, Routing, bool); 4] = [
 pub(super) fn replay(args: &PoolReplay) -> Result<()> {
     ensure!(args.speed > 0.0 && args.speed.is_finite(), "--speed {}: it must be above 0", args.speed);
     ensure!((1.0..=64.0).contains(&args.ratio), "--ratio {}: from 1 to 64 can be", args.ratio);
+    if let Some(file) = &args.plot {
+        made_file::check("--plot", file, [args.trace.as_path(), Path::new(&args.model)])?;
+    }
     let mut trace = trace::read(&args.trace, args.requests.unwrap_or(usize::MAX))?;
     for request in &mut trace.requests {
         request.arrival /= args.speed;
     }
     let report = report(args, &trace)?;
     if let Some(file) = &args.plot {
-        std::fs::write(file, plot::svg(&report)).with_context(|| file.display().to_string())?;
+        made_file::write(file, plot::svg(&report).as_bytes())?;
     }
     if args.json { told(&report) } else { print(&report) }
 }
