@@ -11,6 +11,7 @@
 mod places;
 mod shown;
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
 use std::path::{Path, PathBuf};
@@ -27,10 +28,11 @@ use lamina_qemu::lines::{Line, Lines};
 use lamina_qemu::recipe;
 use tempfile::TempDir;
 use tokio::sync::mpsc::channel;
+use tokio::sync::oneshot;
 
 use self::places::{Monitor, Place, Window};
 use self::shown::Map;
-use super::record::{Pieces, WAITING, pass};
+use super::record::{Pieces, REST, WAITING, pass};
 use crate::args::ApiAt;
 use crate::client;
 use crate::log;
@@ -87,7 +89,9 @@ pub(crate) struct Recording {
     recorder: LineRecorder,
     stop: Arc<AtomicBool>,
     taker: JoinHandle<Result<Taken>>,
-    layouts: tokio::task::JoinHandle<Result<Vec<(u64, Block)>>>,
+    layouts: tokio::task::JoinHandle<Result<Layouts>>,
+    /// Ends `layouts` with what came, when it is dropped.
+    follows: oneshot::Sender<()>,
 }
 
 /// What was taken of a guest.
@@ -128,9 +132,13 @@ impl LineRecorder {
     pub(crate) async fn begin(self) -> Result<Recording> {
         let (mut body, connection) = client::open(&self.wanted.api, "/trace").await?;
         let (to, pieces) = channel(WAITING);
-        let reader = tokio::task::spawn_blocking(move || layouts(Pieces::new(pieces)));
+        let reader = tokio::task::spawn_blocking(move || Layouts::read(Pieces::new(pieces)));
+        let (follows, given_up) = oneshot::channel();
         let layouts = tokio::spawn(async move {
-            while pass(&mut body, &to).await {}
+            tokio::select! {
+                () = async { while pass(&mut body, &to).await {} } => {}
+                _ = given_up => {}
+            }
             drop((to, connection));
             reader.await?
         });
@@ -138,7 +146,7 @@ impl LineRecorder {
         let (lines, monitor, stopped) = (Arc::clone(&self.lines), self.monitor.clone(), Arc::clone(&stop));
         let taker =
             thread::Builder::new().name("lines".into()).spawn(move || take(&lines, &monitor, &stopped))?;
-        Ok(Recording { recorder: self, stop, taker, layouts })
+        Ok(Recording { recorder: self, stop, taker, layouts, follows })
     }
 }
 
@@ -153,7 +161,7 @@ impl Recording {
     }
 
     async fn write(self) -> Result<()> {
-        let Self { recorder, stop, taker, layouts } = self;
+        let Self { recorder, stop, taker, mut layouts, follows } = self;
         let LineRecorder { wanted, out, lines, _folder: folder, .. } = recorder;
         stop.store(true, Ordering::Relaxed);
         let taken = tokio::task::spawn_blocking(move || taker.join()).await?;
@@ -163,8 +171,26 @@ impl Recording {
             let views = client::ask(&wanted.api, Method::GET, "/views", None).await?;
             Map::new(tensors, &views)?
         };
-        client::ask(&wanted.api, Method::DELETE, "/trace", None).await?;
-        let blocks = layouts.await??;
+        // Lines are there whether the device still records or not, and what it said before is, too.
+        let rest = async {
+            if let Err(why) = client::ask(&wanted.api, Method::DELETE, "/trace", None).await {
+                tracing::debug!("{why:#}");
+            }
+            (&mut layouts).await
+        };
+        let layouts = match tokio::time::timeout(REST, rest).await {
+            Ok(layouts) => layouts,
+            Err(_) => {
+                drop(follows);
+                layouts.await
+            }
+        };
+        let Layouts { blocks, ended } = layouts??;
+        if !ended {
+            log::say(
+                "the device broke off how it stores blocks: blocks stored after that are told as they were",
+            );
+        }
         ensure!(lines.is_loaded(), "QEMU did not load the recorder");
         ensure!(!taken.places.is_empty(), "the guest brought up no window");
         let (bytes, cache) = (wanted.base_bytes, wanted.cache);
@@ -188,20 +214,33 @@ impl Recording {
     }
 }
 
-/// The layouts that a recording of the device says, the last of each block.
-fn layouts(pieces: Pieces) -> Result<Vec<(u64, Block)>> {
-    let mut reader = Reader::new(pieces).context("the device sends no trace")?;
-    let mut blocks = std::collections::BTreeMap::<_, Block>::new();
-    while let Some(item) = reader.next_item()? {
-        match item {
-            Item::Block(number, block) => {
-                blocks.insert(number, block);
+/// The layouts that a recording of the device says.
+struct Layouts {
+    /// The last of each block, by number.
+    blocks: BTreeMap<u64, Block>,
+    /// Whether the device ended it.
+    ended: bool,
+}
+
+impl Layouts {
+    /// Reads them as they come.
+    fn read(pieces: Pieces) -> Result<Self> {
+        let mut reader = Reader::new(pieces).context("the device sends no trace")?;
+        let mut blocks = BTreeMap::<_, Block>::new();
+        loop {
+            match reader.next_item() {
+                Ok(Some(Item::Block(number, block))) => drop(blocks.insert(number, block)),
+                Ok(Some(Item::Words(number, words))) => blocks.entry(number).or_default().words = words,
+                Ok(Some(Item::View(_) | Item::Request(_) | Item::Lost(_))) => {}
+                Ok(None) => return Ok(Self { blocks, ended: true }),
+                Err(why) if reader.is_cut() => {
+                    tracing::debug!("the device's recording broke off: {why}");
+                    return Ok(Self { blocks, ended: false });
+                }
+                Err(why) => return Err(why).context("what the device sends is no trace"),
             }
-            Item::Words(number, words) => blocks.entry(number).or_default().words = words,
-            Item::View(_) | Item::Request(_) | Item::Lost(_) => {}
         }
     }
-    Ok(blocks.into_iter().collect())
 }
 
 /// Takes lines until it is told to stop, and then what is left.
@@ -289,7 +328,7 @@ fn write_trace(
     taken: Taken,
     lines: &Lines,
     map: &Map,
-    blocks: &[(u64, Block)],
+    blocks: &BTreeMap<u64, Block>,
     device_bytes: u64,
 ) -> Result<Written> {
     let Taken { mut kept, lines: count, .. } = taken;

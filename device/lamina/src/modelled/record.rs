@@ -4,7 +4,8 @@
 //! opens.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufWriter, IsTerminal, Read};
+use std::io::{self, BufReader, BufWriter, IsTerminal, Read};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -27,6 +28,9 @@ use crate::status::NoDevice;
 pub(super) const WAITING: usize = 16;
 /// How often progress is shown.
 const SHOWN: Duration = Duration::from_millis(500);
+/// How long the rest of a trace may take to come once the device is told to end it. It waits two
+/// seconds itself for pieces to be taken.
+pub(super) const REST: Duration = Duration::from_secs(10);
 
 /// What was recorded.
 #[derive(Clone, Copy, Debug, Default)]
@@ -44,11 +48,18 @@ pub(crate) async fn record(args: &Record) -> Result<()> {
     let made = OpenOptions::new().write(true).create_new(true).open(&args.file);
     let file = made.with_context(|| format!("cannot make {}", args.file.display()))?;
     let recorded = follow(args, file).await;
-    if recorded.is_err() {
-        // Nothing was recorded. What cannot be removed is said to be wrong anyway.
-        let _ = std::fs::remove_file(&args.file);
-    }
-    let recorded = recorded?;
+    let recorded = match recorded {
+        Ok(recorded) => recorded,
+        Err(why) if holds_something(&args.file) => {
+            let file = args.file.display();
+            return Err(why.context(format!("{file} is cut short, with what came before in it")));
+        }
+        Err(why) => {
+            // What cannot be removed is said to be wrong anyway.
+            let _ = std::fs::remove_file(&args.file);
+            return Err(why);
+        }
+    };
     let bytes = std::fs::metadata(&args.file)?.len();
     let Recorded { requests, blocks, lost, ended } = recorded;
     let seconds = begun.elapsed().as_secs_f64();
@@ -69,7 +80,7 @@ pub(crate) async fn record(args: &Record) -> Result<()> {
         )?;
     }
     if !ended {
-        bail!(NoDevice("the device went away; what it sent before is in the trace".to_owned()));
+        bail!(NoDevice("the device did not end the trace; what it sent before is in it".to_owned()));
     }
     Ok(())
 }
@@ -95,24 +106,41 @@ async fn follow(args: &Record, file: File) -> Result<Recorded> {
         copied = &mut copied => done = Some(copied),
         () = async { while pass(&mut body, &to).await {} } => {}
         () = async { tokio::select! { () = over => {}, _ = interrupt.recv() => {}, _ = terminate.recv() => {} } } => {
-            stop(api).await?;
-            // What was recorded before is still coming.
-            while pass(&mut body, &to).await {}
+            // What was recorded before is still coming, also if somebody else has stopped it. A device
+            // that stands still, and who interrupts again, do not wait for it.
+            let rest = async {
+                if let Err(why) = stop(api).await {
+                    tracing::debug!("{why:#}");
+                }
+                while pass(&mut body, &to).await {}
+            };
+            tokio::select! {
+                () = rest => {}
+                () = tokio::time::sleep(REST) => {}
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
         }
     }
     drop(to);
-    let recorded = match done {
-        Some(done) => done,
-        None => copied.await,
-    }??;
-    if most.is_some_and(|most| recorded.requests >= most) {
-        // The device would notice by itself that nobody takes the rest, but later. At its end
-        // another recording may begin.
+    let Some(done) = done else { return copied.await? };
+    // Nobody takes the rest, which the device would notice by itself, but later. At its end another
+    // recording may begin.
+    let rest = async {
         if stop(api).await.is_ok() {
             while matches!(body.frame().await, Some(Ok(_))) {}
         }
-    }
-    Ok(recorded)
+    };
+    // A device that stands still is not waited for.
+    let _ = tokio::time::timeout(REST, rest).await;
+    done?
+}
+
+/// Whether a file is a trace with something in it.
+fn holds_something(path: &Path) -> bool {
+    let item =
+        File::open(path).ok().and_then(|file| Reader::new(BufReader::new(file)).ok()?.next_item().ok());
+    item.flatten().is_some()
 }
 
 /// Hands the next piece on; whether there was one that somebody takes.
@@ -137,6 +165,10 @@ fn copy(pieces: Pieces, file: File, most: Option<u64>) -> Result<Recorded> {
     let (mut recorded, mut shown) = (Recorded::default(), Instant::now());
     let bar = if io::stderr().is_terminal() { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
     while most.is_none_or(|most| recorded.requests < most) {
+        if reader.is_at_chunk() {
+            // Whoever kills this program finds what came.
+            writer.sync()?;
+        }
         match reader.next_item() {
             Ok(Some(Item::View(view))) => writer.view(&view)?,
             Ok(Some(Item::Block(number, block))) => {

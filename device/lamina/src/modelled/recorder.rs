@@ -44,6 +44,9 @@ const BATCH: usize = 1 << 12;
 const SAID: usize = 1 << 17;
 /// How long what was recorded may wait to be sent.
 const SENT: Duration = Duration::from_millis(200);
+/// How often something is sent when nothing is recorded: only who writes learns that the peer is
+/// gone, and another recording may begin.
+const KEPT_ALIVE: Duration = Duration::from_secs(2);
 /// How long a piece may wait for room once the recording is to stop, and how often that is looked
 /// at.
 const TAKEN: (Duration, Duration) = (Duration::from_secs(2), Duration::from_millis(5));
@@ -117,7 +120,8 @@ impl Recorder for Recordings {
     fn begin(&self, device: &Arc<Device>, to: Sender<Bytes>) -> Result<(), String> {
         let mut now = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if now.as_ref().is_some_and(|recording| !recording.done.load(Relaxed)) {
-            return Err("a trace is being recorded already: one at a time".to_owned());
+            let why = "a trace is being recorded already, one at a time: DELETE /trace ends it";
+            return Err(why.to_owned());
         }
         let (queue, events) = sync_channel(QUEUE);
         let recording = Arc::new(Recording {
@@ -193,7 +197,8 @@ impl Pump {
         let taken = to.clone();
         let pieces = Pieces::new(to, Arc::clone(&self.recording));
         let mut trace = Trace::new(Writer::new(pieces, header)?, &self.guests)?;
-        let (mut batch, mut sent, mut said_lost) = (Vec::with_capacity(BATCH), Instant::now(), 0);
+        let (mut batch, mut said_lost) = (Vec::with_capacity(BATCH), 0);
+        let (mut sent, mut told) = (Instant::now(), Instant::now());
         loop {
             let stops = self.recording.stop.load(Relaxed);
             if stops {
@@ -206,6 +211,7 @@ impl Pump {
                     batch.extend(events.try_iter().take(BATCH - 1));
                     trace.add(&batch)?;
                     batch.clear();
+                    told = Instant::now();
                     if self.recording.untaken.load(Relaxed) {
                         self.unwatch();
                         let left = events.try_iter().count() as u64;
@@ -214,7 +220,12 @@ impl Pump {
                         return Ok(());
                     }
                 }
-                Err(RecvTimeoutError::Timeout) if !stops => {}
+                Err(RecvTimeoutError::Timeout) if !stops => {
+                    if told.elapsed() >= KEPT_ALIVE {
+                        trace.writer.keep_alive()?;
+                        told = Instant::now();
+                    }
+                }
                 Err(_) => {
                     trace.lose(self.recording.lost.load(Relaxed) - said_lost)?;
                     trace.writer.finish()?.end();

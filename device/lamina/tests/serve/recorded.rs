@@ -1,7 +1,9 @@
 //! `lamina trace record`: what a mount is asked becomes a trace, whose bytes are the counters'.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Output, Stdio};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixListener;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -145,7 +147,7 @@ fn a_trace_of_a_device_that_goes_away_opens() {
         let recorded = record(&rig, &trace, &[]);
         rig.base().load(0, 1 << 20);
         // It is sent a moment later.
-        std::thread::sleep(std::time::Duration::from_millis(800));
+        std::thread::sleep(Duration::from_millis(800));
         rig.run.signal(Signal::SIGTERM);
         let output = recorded.wait_with_output().unwrap();
         assert!(!output.status.success(), "{output:?}");
@@ -153,5 +155,100 @@ fn a_trace_of_a_device_that_goes_away_opens() {
         assert_eq!(said["ended"], false);
         let shown = json(&["trace", "show", &trace, "--json"]);
         assert_eq!(shown["bytes"], 1 << 20);
+    });
+}
+
+/// A device that is asked for a trace sends this much of one, refuses to end it, and goes on if it
+/// `stands` still.
+fn refusing(socket: &std::path::Path, trace: Vec<u8>, stands: bool) {
+    let listener = UnixListener::bind(socket).unwrap();
+    std::thread::spawn(move || {
+        let (mut asked, _) = listener.accept().unwrap();
+        let mut head = BufReader::new(asked.try_clone().unwrap()).lines();
+        while !head.next().unwrap().unwrap().is_empty() {}
+        asked.write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n").unwrap();
+        asked.write_all(&trace).unwrap();
+        let (mut ends, _) = listener.accept().unwrap();
+        if stands {
+            std::thread::sleep(Duration::from_secs(60));
+        }
+        let why = r#"{"error":"no trace is being recorded"}"#;
+        write!(ends, "HTTP/1.1 404 Not Found\r\ncontent-length: {}\r\n\r\n{why}", why.len()).unwrap();
+    });
+}
+
+/// A recording of `rig` with something in it, as it comes from the device.
+fn something(rig: &Rig, path: &str) -> Vec<u8> {
+    let recorded = record(rig, path, &[]);
+    rig.base().load(0, 1 << 20);
+    interrupt(&recorded);
+    assert!(done(recorded)["requests"].as_u64() > Some(0));
+    std::fs::read(path).unwrap()
+}
+
+#[test]
+fn a_recording_is_kept_however_it_ends() {
+    within(120, || {
+        let rig = Rig::new("auto");
+        let [whole, refused, stuck, full, killed] =
+            ["whole", "refused", "stuck", "full", "killed"].map(|name| rig.place.text(name));
+        let trace = something(&rig, &whole);
+        let at = |socket: &std::path::Path, out: &str| {
+            let mut recorder = lamina(&["trace", "record", out, "--json", "--api", socket.to_str().unwrap()]);
+            let mut child = recorder.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+            let mut line = String::new();
+            BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
+            assert!(line.contains("recording"), "{line}");
+            child
+        };
+        // Somebody else has ended it; a device that stands still, and who is interrupted twice.
+        for (out, stands) in [(&refused, false), (&stuck, true)] {
+            let socket = rig.place.path(&format!("{out}.sock"));
+            refusing(&socket, trace.clone(), stands);
+            let recorder = at(&socket, out);
+            std::thread::sleep(Duration::from_millis(500));
+            interrupt(&recorder);
+            if stands {
+                std::thread::sleep(Duration::from_millis(500));
+                interrupt(&recorder);
+            }
+            recorder.wait_with_output().unwrap();
+            assert!(std::fs::read(out).unwrap() == trace, "{out}");
+        }
+        // A file that cannot become longer.
+        let api = rig.place.text("run/api.sock");
+        let limited = format!(
+            "trap '' XFSZ; ulimit -f 2; exec {} trace record {full} --api {api}",
+            env!("CARGO_BIN_EXE_lamina")
+        );
+        let child = Command::new("bash").args(["-c", &limited]).stderr(Stdio::piped()).spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.unwrap()).lines().map_while(Result::ok);
+        assert!(log.next().unwrap().contains("recording"));
+        rig.views().load(rig.view("e8m3").offset, 2 << 20);
+        let said: Vec<_> = log.collect();
+        assert!(said.concat().contains("is cut short, with what came before in it"), "{said:?}");
+        // A recorder that is killed, of a device that has nothing more to say.
+        let mut recorder = record(&rig, &killed, &[]);
+        rig.base().load(1 << 20, 1 << 20);
+        std::thread::sleep(Duration::from_millis(800));
+        recorder.kill().unwrap();
+        recorder.wait().unwrap();
+        for cut in [&full, &killed] {
+            let shown = lamina(&["trace", "show", cut]).output().unwrap();
+            let why = String::from_utf8_lossy(&shown.stderr).into_owned();
+            assert!(why.contains("before it are whole") && !why.contains(" 0 requests"), "{cut}: {why}");
+        }
+        let begun = Instant::now();
+        let next = rig.place.text("next");
+        loop {
+            let second = lamina(&["trace", "record", &next, "--for", "0.1", "--api", &api]).output().unwrap();
+            if second.status.success() {
+                break;
+            }
+            let why = String::from_utf8_lossy(&second.stderr).into_owned();
+            assert!(why.contains("DELETE /trace ends it"), "{why}");
+            assert!(begun.elapsed() < Duration::from_secs(30), "{why}");
+            std::thread::sleep(Duration::from_millis(200));
+        }
     });
 }

@@ -170,6 +170,17 @@ impl<W: Write> Writer<W> {
         self.out.flush()
     }
 
+    /// Writes a chunk of nothing, which readers skip: it shows whether anybody still takes the trace.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn keep_alive(&mut self) -> io::Result<()> {
+        self.flush()?;
+        self.tag = b'L';
+        self.chunk()?;
+        self.out.flush()
+    }
+
     /// Ends the trace.
     ///
     /// # Errors
