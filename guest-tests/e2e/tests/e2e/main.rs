@@ -9,6 +9,7 @@ mod decoder;
 mod documents;
 mod guests;
 mod handoff;
+mod installs;
 mod ram;
 mod ram_tools;
 mod rooms;
