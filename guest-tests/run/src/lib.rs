@@ -11,6 +11,7 @@ pub mod decode;
 pub mod disks;
 mod figures;
 pub mod handoff;
+pub mod interrupt;
 pub mod job;
 pub mod judge;
 mod on_host;

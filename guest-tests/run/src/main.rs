@@ -4,6 +4,7 @@ use std::{
     io::{IsTerminal, stderr},
     path::PathBuf,
     process::ExitCode,
+    sync::atomic::Ordering,
     time::Duration,
 };
 
@@ -20,6 +21,7 @@ use lamina_run::{
         gguf::{self, Converted},
     },
     handoff::Handoff,
+    interrupt::{INTERRUPTED, heed},
     job::{Job, On, Step},
     log_to_stderr,
     ram::{self, Ram},
@@ -312,9 +314,22 @@ fn temperature(text: &str) -> Result<f32, String> {
 
 fn main() -> ExitCode {
     log_to_stderr();
-    match run(Cli::parse()) {
+    let cli = Cli::parse();
+    let interrupted = match heed() {
+        Ok(interrupted) => interrupted,
+        Err(why) => {
+            eprintln!("error: signals cannot be caught: {why}");
+            return ExitCode::from(2);
+        }
+    };
+    match run(cli) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
+        // What ran was told to end, and says so.
+        Err(_) if interrupted.load(Ordering::Relaxed) => {
+            eprintln!("interrupted; the device and the guest have ended");
+            ExitCode::from(INTERRUPTED)
+        }
         Err(why) => {
             eprintln!("error: {why:#}");
             ExitCode::from(2)

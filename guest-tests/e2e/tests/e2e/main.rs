@@ -10,6 +10,7 @@ mod documents;
 mod guests;
 mod handoff;
 mod installs;
+mod interrupted;
 mod ram;
 mod ram_tools;
 mod rooms;
