@@ -26,14 +26,7 @@ pub(crate) fn model(args: &Model) -> Result<()> {
     let shape = shape(&args.llm, args.weight_bits)?;
     let server = server(args)?;
     if let Some(path) = &args.page {
-        server.check()?;
-        // What contexts may be is checked where they are used.
-        System { shape: shape.clone(), server: server.clone(), accounting: Accounting::DeviceOnly }.report(
-            &Ratios::printed(),
-            &args.context,
-            None,
-        )?;
-        let page = planner::page(&shape, &server, &args.context);
+        let page = page(args, &shape, &server)?;
         return fs::write(path, page).with_context(|| format!("cannot write the page {}", path.display()));
     }
     let accountings = match args.accounting {
@@ -61,6 +54,25 @@ pub(crate) fn model(args: &Model) -> Result<()> {
         reports.iter().try_for_each(|report| print(&mut text, report))?;
     }
     Ok(out::text(&text)?)
+}
+
+/// The page of what is asked for, which is checked as for a table.
+fn page(args: &Model, shape: &Shape, server: &Server) -> Result<String> {
+    let accounting = match args.accounting {
+        Accounted::AsPrinted => Accounting::AsPrinted,
+        Accounted::DeviceOnly | Accounted::Both => Accounting::DeviceOnly,
+    };
+    let ratios = ratios(args, shape, accounting)?;
+    let system = System { shape: shape.clone(), server: server.clone(), accounting };
+    system.report(&ratios, &args.context, args.target)?;
+    Ok(planner::page(&planner::Given {
+        shape,
+        server,
+        contexts: &args.context,
+        accounting,
+        ratios: args.ratios.is_some().then_some(ratios),
+        target: args.target,
+    }))
 }
 
 /// The LLM of that name, with weights of so many bits if they are given.
@@ -242,6 +254,24 @@ mod tests {
         assert!(String::from_utf8(text).unwrap().contains("68.99"));
     }
 
+    /// Options that say what a table shows say what a page shows first.
+    #[test]
+    fn a_page_begins_with_what_is_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let [ratios, out] =
+            ["ratios.json", "page.html"].map(|name| folder.path().join(name).display().to_string());
+        fs::write(&ratios, r#"{"trace": {"kv": 1.625, "weights": 1.375}}"#).unwrap();
+        let words = ["--page", &out, "--ratios", &ratios, "--target", "7.25", "--accounting", "as-printed"];
+        model(&args(&words)).unwrap();
+        let page = fs::read_to_string(&out).unwrap();
+        for said in [r#""accounting":"as-printed""#, "1.625", "1.375", "7.25"] {
+            assert!(page.contains(said), "{said}");
+        }
+        model(&args(&["--page", &out])).unwrap();
+        let page = fs::read_to_string(&out).unwrap();
+        assert!(page.contains(r#""accounting":"device-only""#) && page.contains(r#""given_ratios":null"#));
+    }
+
     #[test]
     fn who_asks_for_what_is_not_there_is_told_what_is() {
         assert!(shape("no-such-model", None).unwrap_err().to_string().contains("mixtral-8x7b"));
@@ -251,7 +281,15 @@ mod tests {
         assert!(format!("{why:#}").contains("/nonexistent.json"));
         let refused = |words: &[&str]| format!("{:#}", model(&self::args(words)).unwrap_err());
         assert!(refused(&["--page", "/nonexistent/page.html"]).contains("/nonexistent/page.html"));
-        assert!(refused(&["--page", "/nonexistent/page.html", "--alpha", "7"]).contains("alpha is 7"));
+        for (options, why) in [
+            (&["--alpha", "7"][..], "alpha is 7"),
+            (&["--ratios", "/nonexistent"], "cannot read the ratios /nonexistent"),
+            (&["--target", "-5"], "target is -5"),
+            (&["--context", "0"], "context is 0"),
+        ] {
+            let refused = refused(&[&["--page", "/nonexistent/page.html"], options].concat());
+            assert!(refused.contains(why), "{refused}");
+        }
         for (option, value, bound) in [
             ("--link", "0", "link is 0 GB/s: it must be from 0.001 to 1000000 GB/s"),
             ("--ddr", "-1", "ddr is -1 GB/s: it must be from 0.001 to 1000000 GB/s"),
