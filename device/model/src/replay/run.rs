@@ -269,8 +269,8 @@ impl Run {
         }
         if !write && (held.is_some() || !moves) {
             self.sums.buffered += 1;
-            if let Some(at) = held {
-                self.buffer.swap(0, at);
+            if let Some(latest) = held.filter(|at| *at > 0).and_then(|at| self.buffer.remove(at)) {
+                self.buffer.push_front(latest);
             }
             self.service.add(design.cycles(Stored::Nothing, true));
             return;

@@ -203,6 +203,17 @@ fn a_store_of_a_part_finds_what_was_read() {
     }
 }
 
+/// By hand: of blocks 0 to 7 the buffer holds all, and 0 is used again. Then 8 comes and 1 goes, so
+/// 7 is there still.
+#[test]
+fn the_block_that_was_not_used_for_longest_goes() {
+    let order = [0, 1, 2, 3, 4, 5, 6, 7, 0, 8, 7];
+    let requests: Vec<_> = order.iter().map(|number| (number * 4096, 64, 0, false)).collect();
+    for outcome in replayed(&trace(&[], &requests), &usual()).iter().skip(2) {
+        assert_eq!((outcome.fills, outcome.buffered), (9, 2), "{}", outcome.subject.name);
+    }
+}
+
 /// A load of 64 bytes: `trace` fetches a block for it, and is worse than `plain`, as it would be.
 #[test]
 fn one_line_random_reads_are_worse_under_trace() {
