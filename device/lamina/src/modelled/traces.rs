@@ -13,8 +13,10 @@ use lamina_model::dram::Profile;
 use lamina_model::dram::profile::PROFILES;
 use lamina_model::link::Link;
 use lamina_model::replay::{self, Assumed, Options, Pace, Subject};
-use lamina_model::trace::text::Form;
-use lamina_model::trace::{BlockKind, Header, Item, Reader, Request, Seen, View, WordBytes, Writer};
+use lamina_model::trace::text::{Form, LineAccess};
+use lamina_model::trace::{
+    BlockKind, Header, Item, MAX_TIME_NS, Reader, Request, Seen, View, WordBytes, Writer,
+};
 use serde_json::json;
 
 use super::compared::print;
@@ -83,16 +85,20 @@ fn open(path: &Path) -> Result<Reader<BufReader<Watched>>> {
     Reader::new(BufReader::with_capacity(1 << 20, file)).with_context(|| format!("{}", path.display()))
 }
 
-fn options(args: &Replayed) -> Result<Options> {
-    let dram = match args.dram.as_str() {
-        "none" => None,
-        name if PROFILES.contains(&name) => Some(Profile::named(name)?),
+/// The module that is asked for, if there is one.
+fn dram(args: &Replayed) -> Result<Option<Profile>> {
+    match args.dram.as_str() {
+        "none" => Ok(None),
+        name if PROFILES.contains(&name) => Ok(Some(Profile::named(name)?)),
         file if Path::new(file).exists() => {
             let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {file}"))?;
-            Some(Profile::parse(file, &text)?)
+            Ok(Some(Profile::parse(file, &text)?))
         }
         other => bail!("{other:?} is no module ({}) and no file", PROFILES.join(", ")),
-    };
+    }
+}
+
+fn options(args: &Replayed) -> Result<Options> {
     let policy = match args.index_policy {
         Replacement::Lru => Policy::Lru,
         Replacement::Fifo => Policy::Fifo,
@@ -111,7 +117,7 @@ fn options(args: &Replayed) -> Result<Options> {
         None => link,
     };
     Ok(Options {
-        dram,
+        dram: dram(args)?,
         registers: args.mshr,
         cache: CacheConfig { entries: args.index_entries, ways: args.index_ways, policy },
         buffer: args.buffer,
@@ -227,35 +233,48 @@ fn convert(args: &Convert, input: BufReader<Watched>, mut output: BufWriter<File
     let mut lines = 0;
     match (args.from, args.to) {
         (Some(from), _) => {
+            let Some(module) = dram(&args.replayed)? else {
+                bail!("--dram none has no cycles: it must name the module whose cycles the times of IN are");
+            };
             let header = Header { seen: Seen::Lines, device_bytes: args.device };
             let mut writer = Writer::new(output, header)?;
             writer.view(&View::full(args.bits))?;
+            let mut before = 0;
             for (number, line) in (0..).zip(input.lines()) {
                 let Some(access) = form(from).read(number, &line?)? else { continue };
-                let address = access.address / 64 * 64;
+                let LineAccess { address: asked, write, cycle } = access;
+                let address = asked / 64 * 64;
+                let line = number + 1;
                 if address.checked_add(64).is_none_or(|end| end > args.device) {
-                    bail!(
-                        "address of line {} is {:#x}: past the device's {:#x} bytes",
-                        number + 1,
-                        access.address,
-                        args.device
-                    );
+                    bail!("address of line {line} is {asked:#x}: past the device's {:#x} bytes", args.device);
                 }
-                // A cycle of theirs is taken for a nanosecond.
-                let (write, time_ns) = (access.write, access.cycle);
+                if cycle < before {
+                    bail!("cycle of line {line} is {cycle}: it must be from {before} on, as the one before");
+                }
+                let time_ns = module.whole_ns(cycle);
+                if time_ns > MAX_TIME_NS {
+                    bail!("cycle of line {line} is {cycle}: it must be at most {MAX_TIME_NS} ns from 0");
+                }
                 let (length, view, guest, served) = (64, 0, 0, None);
                 writer.request(&Request { time_ns, address, length, view, guest, write, served })?;
+                before = cycle;
                 lines += 1;
             }
             writer.finish()?;
         }
         (None, Some(to)) => {
+            let options = options(&args.replayed)?;
+            if to == Other::Dramsim3 && options.pace == Pace::Recorded && options.dram.is_none() {
+                bail!(
+                    "--dram none has no cycles for --pace recorded: it must name the module whose cycles OUT says"
+                );
+            }
             let mut reader = Reader::new(input)?;
             let subject = Subject::named(&args.design)?;
             let mut text = String::new();
             let form = form(to);
             let mut unwritten = Ok(());
-            replay::lines(&mut reader, subject, &options(&args.replayed)?, |access| {
+            replay::lines(&mut reader, subject, &options, |access| {
                 text.clear();
                 form.write(&mut text, access);
                 if unwritten.is_ok() {
@@ -320,13 +339,50 @@ mod tests {
         // `plain` moves what was asked for, line by line.
         assert_eq!(back.lines().count(), 600);
         assert!(back.starts_with("LD 0x0\nST 0x0\nLD 0x40\nST 0x1000\n"));
-        // At the times of the trace, in cycles of the module: 2.4 in a nanosecond.
-        let timed = path("timed.txt");
-        std::fs::write(&theirs, "0x40 READ 0\n0x80 WRITE 1000\n").unwrap();
-        let ours = path("timed.trace");
-        run(&["trace", "convert", &theirs, &ours, "--from", "dramsim3", "--device", "1G"]).unwrap();
-        run(&["trace", "convert", &ours, &timed, "--to", "dramsim3", "--pace", "recorded"]).unwrap();
-        assert_eq!(std::fs::read_to_string(&timed).unwrap(), "0x40 READ 0\n0x80 WRITE 2400\n");
+    }
+
+    /// Cycles of theirs are those of the module, 2.4 in a nanosecond of the first and 3.2 of the
+    /// last, and come back as they were.
+    #[test]
+    fn times_of_others_come_back_as_they_were() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let theirs = path("theirs.txt");
+        let text = "0x40 READ 0\n0x80 WRITE 1200\n0xC0 READ 1200\n0x40 READ 2400\n0x80 READ 987654320\n";
+        std::fs::write(&theirs, text).unwrap();
+        for module in ["ddr5-4800", "ddr5-6400"] {
+            let [ours, back] = ["trace", "txt"].map(|kind| path(&format!("{module}.{kind}")));
+            let options = ["--dram", module];
+            let words = ["trace", "convert", &theirs, &ours, "--from", "dramsim3", "--device", "1G"];
+            run(&[&words[..], &options].concat()).unwrap();
+            let words = ["trace", "convert", &ours, &back, "--to", "dramsim3", "--pace", "recorded"];
+            run(&[&words[..], &options].concat()).unwrap();
+            assert_eq!(std::fs::read_to_string(&back).unwrap(), text, "{module}");
+        }
+    }
+
+    #[test]
+    fn times_that_cannot_be_kept_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let [theirs, ours, out] = ["theirs.txt", "ours.trace", "out.txt"].map(path);
+        let refused = |words: &[&str]| format!("{:#}", run(words).unwrap_err());
+        let import = ["trace", "convert", &theirs, &ours, "--from", "dramsim3"];
+        std::fs::write(&theirs, "0x0 READ 1000\n# then\n0x0 READ 5\n").unwrap();
+        let why = refused(&import);
+        assert!(why.ends_with("cycle of line 3 is 5: it must be from 1000 on, as the one before"), "{why}");
+        std::fs::write(&theirs, "0x0 READ 0\n0x0 READ 1000\n").unwrap();
+        let why = refused(&[&import[..], &["--dram", "none"]].concat());
+        assert!(why.contains("--dram none has no cycles: it must name the module"), "{why}");
+        run(&import).unwrap();
+        let export = ["trace", "convert", &ours, &out, "--dram", "none", "--to"];
+        let why = refused(&[&export[..], &["dramsim3", "--pace", "recorded"]].concat());
+        assert!(why.contains("--dram none has no cycles for --pace recorded"), "{why}");
+        assert!(!Path::new(&out).exists());
+        // Ramulator 2 has no times, and at full pace they are numbers of requests.
+        run(&[&export[..], &["ramulator2", "--pace", "recorded"]].concat()).unwrap();
+        std::fs::remove_file(&out).unwrap();
+        run(&[&export[..], &["dramsim3"]].concat()).unwrap();
     }
 
     #[test]
