@@ -1,8 +1,9 @@
 //! `lamina compare` and `lamina trace`.
 
 use std::collections::BTreeSet;
-use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, BufWriter, Write};
+use std::fs::{File, Permissions};
+use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Instant;
 
@@ -61,14 +62,7 @@ pub(crate) fn trace(command: &Trace) -> Result<()> {
         }
         Trace::Convert(args) => {
             let input = Watched::open(&args.from_file)?;
-            let made = OpenOptions::new().write(true).create_new(true).open(&args.to_file);
-            let output = made.with_context(|| format!("cannot make {}", args.to_file.display()))?;
-            let done = convert(args, BufReader::new(input), BufWriter::new(output));
-            if done.is_err() {
-                // Half a trace is none. What cannot be removed is said to be wrong anyway.
-                let _ = std::fs::remove_file(&args.to_file);
-            }
-            let lines = done.with_context(|| format!("{}", args.from_file.display()))?;
+            let lines = converted(args, BufReader::new(input))?;
             if args.json {
                 serde_json::to_writer_pretty(&mut text, &json!({ "trace": args.to_file, "lines": lines }))?;
                 writeln!(text)?;
@@ -224,8 +218,32 @@ fn show(out: &mut impl Write, mut reader: Reader<BufReader<Watched>>, shown: u64
     Ok(())
 }
 
+/// Converts to a new file, which has its name when it is whole, and gives how many lines were.
+/// Text has no end that a reader could miss.
+fn converted(args: &Convert, input: BufReader<Watched>) -> Result<u64> {
+    let path = &args.to_file;
+    let cannot = || format!("cannot make {}", path.display());
+    // Before all is converted. The name is not taken from others later, either.
+    if path.symlink_metadata().is_ok() {
+        return Err(io::Error::from(io::ErrorKind::AlreadyExists)).with_context(cannot);
+    }
+    let mut prefix = path.file_name().with_context(cannot)?.to_owned();
+    prefix.push(".part-");
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let part = tempfile::Builder::new()
+        .prefix(&prefix)
+        // As any file: less what the umask takes.
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(folder.unwrap_or(Path::new(".")))
+        .with_context(cannot)?;
+    let lines = convert(args, input, BufWriter::new(part.as_file()))
+        .with_context(|| format!("{}", args.from_file.display()))?;
+    part.persist_noclobber(path).map_err(|why| why.error).with_context(cannot)?;
+    Ok(lines)
+}
+
 /// Converts, and gives how many lines were.
-fn convert(args: &Convert, input: BufReader<Watched>, mut output: BufWriter<File>) -> Result<u64> {
+fn convert(args: &Convert, input: BufReader<Watched>, mut output: BufWriter<&File>) -> Result<u64> {
     let form = |other| match other {
         Other::Dramsim3 => Form::Dramsim3,
         Other::Ramulator2 => Form::Ramulator2,
@@ -394,7 +412,13 @@ mod tests {
         let refused = |words: &[&str]| format!("{:#}", run(words).unwrap_err());
         let why = refused(&["trace", "convert", &theirs, &ours, "--from", "ramulator2", "--device", "1G"]);
         assert!(why.contains("address of line 2 is 0x40000000"), "{why}");
-        assert!(!Path::new(&ours).exists());
+        // Nor is there a file of a trace that nothing reads.
+        for (device, bytes) in [("64", "64"), ("2048T", "2251799813685248")] {
+            let why =
+                refused(&["trace", "convert", &theirs, &ours, "--from", "ramulator2", "--device", device]);
+            assert!(why.contains(&format!("device bytes is {bytes}: it must be from 4096 to")), "{why}");
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
         for command in [&["compare", &theirs][..], &["trace", "show", &theirs], &["trace", "replay", &theirs]]
         {
             let why = refused(command);
@@ -416,8 +440,12 @@ mod tests {
         std::fs::write(&theirs, "LD 0x0\n").unwrap();
         run(&["trace", "convert", &theirs, &ours, "--from", "ramulator2"]).unwrap();
         // What is there is not written over, and stays.
+        let before = std::fs::read(&ours).unwrap();
         let why = refused(&["trace", "convert", &theirs, &ours, "--from", "ramulator2"]);
-        assert!(why.contains("cannot make") && Path::new(&ours).exists(), "{why}");
+        assert!(why.contains("cannot make") && std::fs::read(&ours).unwrap() == before, "{why}");
+        // Anybody may read it whom the umask lets.
+        let mode = |path: &str| std::fs::metadata(path).unwrap().permissions().mode();
+        assert_eq!(mode(&ours), mode(&theirs));
         assert!(refused(&["compare", &ours, "--link", "gen9"]).contains("link is gen9"));
         assert!(refused(&["compare", &ours, "--index-ways", "3"]).contains("index-ways is 3"));
         assert!(refused(&["compare", &ours, "--link-latency", "-7"]).contains("link-latency is -7"));
