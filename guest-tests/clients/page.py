@@ -331,7 +331,7 @@ def check_planner(browser, lamina, folder):
                     for one, other in zip(theirs["points"], ours["points"]):
                         rates = one["tokens_per_second"], other["rate"]
                         assert rates[0] == rates[1] or abs(rates[0] / rates[1] - 1) < 1e-9, (llm, accounting, change, one, other)
-                        assert (one["context"], one["bound"], one["devices"]) == (other["context"], other["bound"].replace("fits", "hbm"), other["devices"])
+                        assert (one["context"], one["bound"], one["devices"]) == (other["context"], other["bound"], other["devices"])
     assert shown.page.locator("#points tr").count() == 8 and shown.page.locator("svg polyline").count() == 3
     shown.picture("planner")
     assert not shown.errors, shown.errors

@@ -160,7 +160,7 @@ fn print(out: &mut impl Write, report: &Report) -> Result<()> {
 
 fn bound(bound: Bound) -> &'static str {
     match bound {
-        Bound::Hbm => "fits",
+        Bound::Unbound => "unbound",
         Bound::Ceiling => "ceiling",
         Bound::Ddr => "ddr",
         Bound::Link => "link",
@@ -170,7 +170,7 @@ fn bound(bound: Bound) -> &'static str {
 /// What a planner asks, a row a design.
 fn plan(report: &Report) -> Table {
     let mut head =
-        vec!["design", "source of ratios", "KV", "weights", "spills at", "faster from", "price/GB"];
+        vec!["design", "source of ratios", "KV", "weights", "KV read spills at", "faster from", "price/GB"];
     let target = report.target.map(|target| format!("{target} tokens/s up to"));
     head.extend(target.as_deref());
     let mut table = new_table(&head, 2);
@@ -270,6 +270,22 @@ mod tests {
         model(&args(&["--page", &out])).unwrap();
         let page = fs::read_to_string(&out).unwrap();
         assert!(page.contains(r#""accounting":"device-only""#) && page.contains(r#""given_ratios":null"#));
+    }
+
+    /// At 32k a step reads nothing from the device, which holds 23 GB of KV all the same.
+    #[test]
+    fn what_is_read_and_what_is_held_have_other_words() {
+        let args = args(&["gpt-oss-120b-mxfp4", "--context", "32k"]);
+        let shape = shape(&args.llm, None).unwrap();
+        let system = System { shape, server: server(&args).unwrap(), accounting: Accounting::DeviceOnly };
+        let report = system.report(&Ratios::paper(4.0), &args.context, None).unwrap();
+        let mut text = Vec::new();
+        print(&mut text, &report).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        let row: Vec<_> =
+            text.lines().find(|line| line.contains("32768")).unwrap().split_whitespace().collect();
+        assert!(row.join(" ").contains("unbound 1"), "{text}");
+        assert!(!text.contains("fits") && text.contains("KV read spills at"), "{text}");
     }
 
     #[test]

@@ -70,7 +70,7 @@ fn the_link_carries_words_and_may_be_the_bound() {
     assert!((point.link_bytes / point.kv_bytes - 4.0).abs() < 1e-9);
     system.server.link_rate = 2e12;
     assert_eq!(system.point(&ratios, 128 << 10).bound, Bound::Ddr);
-    assert_eq!(system.point(&ratios, 1024).bound, Bound::Hbm);
+    assert_eq!(system.point(&ratios, 1024).bound, Bound::Unbound);
     system.server.ceiling = Some(10.0);
     assert_eq!(system.point(&ratios, 1024).bound, Bound::Ceiling);
 }
