@@ -93,6 +93,11 @@ impl Shape {
             let shape: Self = toml::from_str(text).map_err(|why| form(why.to_string()))?;
             Ok(Self { weight_bits: weight_bits.unwrap_or(shape.weight_bits), ..shape })
         };
+        let shape = shape.map(|shape| Self {
+            name: printable(&shape.name),
+            source: printable(&shape.source),
+            ..shape
+        });
         let checked = shape.and_then(|shape| shape.check().map(|()| shape));
         checked.map_err(|why| why.within_file(name))
     }
@@ -133,6 +138,11 @@ impl Shape {
 }
 
 const MAX_LAYERS: f64 = 1e4;
+
+/// A text of a file, which may be anybody's, as a terminal can show it.
+fn printable(text: &str) -> String {
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+}
 
 /// Numbers of a `config.json`, by name: of its text model, if it has one of its own, and of all.
 struct Config<'c> {

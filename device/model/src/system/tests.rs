@@ -244,6 +244,17 @@ fn toml_says_what_a_preset_says() {
 }
 
 #[test]
+fn names_reach_no_terminal_as_they_are() {
+    let text = r#"name = "mïne\u001b[2J\n"
+source = "\u0007"
+layers = 1
+kv_elements = 1
+parameters = 1"#;
+    let shape = Shape::parse("mine.toml", &text.replace("= 1", "= 1.0"), None).unwrap();
+    assert_eq!((&*shape.name, &*shape.source), ("mïne\\u{1b}[2J\\n", "\\u{7}"));
+}
+
+#[test]
 fn absurd_and_missing_fields_are_named() {
     let refused = |text: &str| Shape::parse("shape", text, None).unwrap_err().to_string();
     assert!(refused("name = \"a\"").contains("layers"));
