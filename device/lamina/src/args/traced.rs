@@ -182,8 +182,9 @@ fn seconds(text: &str) -> Result<f64, String> {
 /// Make of a trace one for DRAMSim3 or Ramulator 2, or of one of theirs a trace of lines.
 ///
 /// What is exported are the lines of 64 bytes that a design moves in its DRAM, index entries and
-/// all. Their cycles are those of the module, --dram: of an export with --pace recorded, else it
-/// has the numbers of requests; and of an import, whose times are kept to the nanosecond.
+/// all. With --pace recorded they have the cycles of the module (--dram) at which they were asked
+/// for, else the numbers of their requests. Cycles that are imported are the module's, too, and are
+/// kept to the nanosecond.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
