@@ -310,6 +310,17 @@ def check_planner(browser, lamina, folder):
     def choose(name, value):
         shown.page.locator(f"[name={name}]").evaluate("(input, value) => { input.value = value; input.dispatchEvent(new Event('input', { bubbles: true })); }", str(value))
 
+    def same(designs, where):
+        script = "model(asked()).map(of => ({ ...of, points: of.points.map(point => ({ ...point, rate: Number.isFinite(point.rate) ? point.rate : null })) }))"
+        for theirs, ours in zip(designs, shown.page.evaluate(script), strict=True):
+            names = ("spills_at", "spills"), ("faster_than_plain_from", "faster"), ("longest_at_target", "longest")
+            assert all(theirs[rust] == ours[script] for rust, script in names), (where, theirs, ours)
+            assert abs(theirs["price_per_gb"] - ours["price"]) < 1e-5, (where, theirs, ours)
+            for one, other in zip(theirs["points"], ours["points"], strict=True):
+                rates = one["tokens_per_second"], other["rate"]
+                assert rates[0] == rates[1] or abs(rates[0] / rates[1] - 1) < 1e-9, (where, one, other)
+                assert (one["context"], one["bound"], one["devices"]) == (other["context"], other["bound"], other["devices"]), (where, one, other)
+
     for llm in "llama-3.1-70b", "gpt-oss-120b", "gpt-oss-120b-mxfp4", "deepseek-v3", "opt-30b":
         for accounting in "device-only", "as-printed":
             choose("shape", llm)
@@ -323,18 +334,20 @@ def check_planner(browser, lamina, folder):
                 words += ["--f-rd", str(of["f_rd"]), "--target", str(of["target"]), "--ratios", "printed" if accounting == "as-printed" else "paper"]
                 words += ["--ceiling", str(of["ceiling"])] if of["ceiling"] else []
                 told = subprocess.run([lamina, "model", llm, "--accounting", accounting, "--json", *words], stdout=subprocess.PIPE, check=True)
-                designs = json.loads(told.stdout)["reports"][0]["designs"]
-                for theirs, ours in zip(designs, shown.page.evaluate("model(asked()).map(of => ({ ...of, points: of.points.map(point => ({ ...point, rate: Number.isFinite(point.rate) ? point.rate : null })) }))")):
-                    names = ("spills_at", "spills"), ("faster_than_plain_from", "faster"), ("longest_at_target", "longest")
-                    assert all(theirs[rust] == ours[script] for rust, script in names), (llm, accounting, change, theirs, ours)
-                    assert abs(theirs["price_per_gb"] - ours["price"]) < 1e-5
-                    for one, other in zip(theirs["points"], ours["points"]):
-                        rates = one["tokens_per_second"], other["rate"]
-                        assert rates[0] == rates[1] or abs(rates[0] / rates[1] - 1) < 1e-9, (llm, accounting, change, one, other)
-                        assert (one["context"], one["bound"], one["devices"]) == (other["context"], other["bound"].replace("fits", "hbm"), other["devices"])
+                same(json.loads(told.stdout)["reports"][0]["designs"], (llm, accounting, change))
     assert shown.page.locator("#points tr").count() == 8 and shown.page.locator("svg polyline").count() == 3
     shown.picture("planner")
     assert not shown.errors, shown.errors
+    # What no slider has by itself is shown as a table has it.
+    ratios = Path(folder, "ratios.json")
+    ratios.write_text('{"trace": {"kv": 5.4321, "weights": 1.23456}}')
+    odd = ["--hbm", "1128", "--batch", "512", "--device", "4099", "--alpha", "0.12345", "--f-rd", "0.001", "--ceiling", "777", "--target", "7.3"]
+    odd += ["--context", "4k,128k", "--accounting", "as-printed", "--ratios", ratios, "--dram-price", "3", "--weight-bits", "4.1", "llama-3.1-405b"]
+    told = subprocess.run([lamina, "model", "--json", *odd], stdout=subprocess.PIPE, check=True)
+    subprocess.run([lamina, "model", "--page", path, *odd], check=True)
+    shown.page.goto(f"file://{path}")
+    same(json.loads(told.stdout)["reports"][0]["designs"], odd)
+    assert shown.errors == [f"file://{path}"], shown.errors
     shown.page.close()
 
 

@@ -97,7 +97,7 @@ pub(crate) struct DeviceArgs {
     /// Model, while guests work, what DRAM and controller of this device and of a plain one would
     /// have done: ddr5-4800 unless you say ddr5-5600 or ddr5-6400. The page, `lamina stats` and
     /// /metrics show it. It takes a core while there is much to do; what comes faster than it can
-    /// follow is left out and counted.
+    /// follow is left out and counted. A base window larger than the module, 64 GiB, is refused.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "ddr5-4800")]
     #[arg(value_parser = dram, value_name = "MODULE")]
     pub(crate) model_dram: Option<Profile>,

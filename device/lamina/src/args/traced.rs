@@ -182,7 +182,9 @@ fn seconds(text: &str) -> Result<f64, String> {
 /// Make of a trace one for DRAMSim3 or Ramulator 2, or of one of theirs a trace of lines.
 ///
 /// What is exported are the lines of 64 bytes that a design moves in its DRAM, index entries and
-/// all.
+/// all. With --pace recorded they have the cycles of the module (--dram) at which they were asked
+/// for, else the numbers of their requests. Cycles that are imported are the module's, too, and are
+/// kept to the nanosecond.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -210,7 +212,8 @@ pub(crate) struct Convert {
     /// Bits of an element of an imported trace.
     #[arg(long, default_value_t = 16, value_parser = element_bits)]
     pub(crate) bits: u32,
-    /// How an exported trace is replayed: the module is where its lines lie.
+    /// How an exported trace is replayed: the module is where its lines lie, and whose cycles it
+    /// has.
     #[command(flatten)]
     pub(crate) replayed: Box<Replayed>,
     /// Print JSON.

@@ -4,10 +4,10 @@ use std::fs;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use lamina_serve::{HeldMount, PrivateDir, Shows, claim};
 use lamina_store::host_memory::Linux;
-use lamina_store::image::Image;
+use lamina_store::image::{Image, Superblock};
 
 use crate::args::{DeviceArgs, DiskArg, PartitionArgs};
 use crate::life::Disk;
@@ -97,6 +97,20 @@ impl NewFile {
     }
 }
 
+/// Refuses a base window that the module of `--model-dram` cannot hold: two of its lines would be
+/// one of the module's.
+fn fits_module(args: &DeviceArgs, device: &Superblock) -> Result<()> {
+    let Some(module) = &args.model_dram else { return Ok(()) };
+    ensure!(
+        device.base_bytes <= module.bytes(),
+        "--model-dram: the base window has {} bytes, and a module of {} has {}",
+        device.base_bytes,
+        module.name,
+        module.bytes()
+    );
+    Ok(())
+}
+
 impl Drop for NewFile {
     fn drop(&mut self) {
         if let Some(path) = &self.0
@@ -118,6 +132,7 @@ impl Opened {
             && let Some(image) = Image::open(path)?
         {
             let plan = Plan::new(partition_table, args, Some((image.superblock(), path)))?;
+            fits_module(args, image.superblock())?;
             return Ok(Self { image, path: path.clone(), new: NewFile(None), plan });
         }
         let plan = Plan::new(partition_table, args, None)?;
@@ -126,6 +141,7 @@ impl Opened {
         (config.open_windows, config.store_bytes) = (args.open_windows, args.store_capacity);
         config.interleaving = args.several.interleaving();
         config.check()?;
+        fits_module(args, &config.superblock())?;
         let (image, path) = match &args.image {
             Some(path) => {
                 if args.mode == lamina_store::mode::Mode::Plain {
@@ -138,5 +154,29 @@ impl Opened {
             None => (Image::in_memory(config.superblock())?, PathBuf::from("memory")),
         };
         Ok(Self { image, path, new: NewFile(args.image.clone()), plan })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    #[test]
+    fn a_module_must_hold_the_base_window() {
+        let opened = |words: &[&str]| {
+            let cli = Cli::try_parse_from(["lamina", "serve", "--mount", "m"].iter().chain(words)).unwrap();
+            let Command::Serve(serve) = cli.command else { panic!("lamina serve") };
+            Opened::new(&serve.device, &serve.partition_table).map(|_| ()).map_err(|why| why.to_string())
+        };
+        let why =
+            "--model-dram: the base window has 137438953472 bytes, and a module of ddr5-4800 has 68719476736";
+        assert_eq!(opened(&["--capacity", "128G", "--model-dram"]), Err(why.to_owned()));
+        // Guests' parts lie in one window.
+        let guests = ["--guest", "a=40G", "--guest", "b=40G", "--model-dram=ddr5-6400"];
+        assert!(opened(&guests).unwrap_err().contains("the base window has 85899345920 bytes"));
+        opened(&["--capacity", "256M", "--model-dram"]).unwrap();
     }
 }

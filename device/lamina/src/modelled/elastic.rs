@@ -7,8 +7,8 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use lamina_device::files::{ModelPlan, PrecisionMap, name_of};
 use lamina_model::dram::Profile;
-use lamina_model::elastic::{self, Beside, Chunk, Fetched, Mix, Thresholds, Work};
-use serde_json::json;
+use lamina_model::elastic::{self, Beside, Chunk, Cost, Fetched, Mix, Thresholds, Work};
+use serde_json::{Value, json};
 
 use crate::args::Elastic;
 use crate::out;
@@ -35,13 +35,27 @@ pub(crate) fn elastic(args: &Elastic) -> Result<()> {
     };
     let fetched = elastic::fetch(&profile, &work)?;
     if args.json {
-        let whole = json!({"label": "modelled", "dram": profile.name, "base": args.base, "fetched": fetched});
-        serde_json::to_writer_pretty(&mut text, &whole)?;
+        serde_json::to_writer_pretty(&mut text, &whole(args, &profile, &fetched))?;
         writeln!(text)?;
     } else {
         print(&mut text, &profile, &fetched, args.weights)?;
     }
     Ok(out::text(&text)?)
+}
+
+/// All that a table shows, as JSON.
+fn whole(args: &Elastic, profile: &Profile, fetched: &Fetched) -> Value {
+    let [words, planes] = [&fetched.words, &fetched.planes].map(|cost| load_ms(cost, args.weights));
+    let load_ms = json!({"words": words, "planes": planes});
+    json!({
+        "label": "modelled", "dram": profile.name, "base": args.base, "fetched": fetched, "weights": args.weights,
+        "load_ms": load_ms,
+    })
+}
+
+/// Milliseconds that a load of so many weights takes.
+fn load_ms(cost: &Cost, weights: Option<f64>) -> Option<f64> {
+    weights.map(|weights| cost.time_ps * weights / 1e9)
 }
 
 /// The file that says chunks, and these; none if there is none.
@@ -92,7 +106,7 @@ fn print(out: &mut impl Write, profile: &Profile, fetched: &Fetched, weights: Op
             format!("{:.2}", cost.activate_pj),
             format!("{:.1}", cost.pj()),
             format!("{:.1}", cost.time_ps),
-            weights.map_or_else(|| "–".to_owned(), |weights| format!("{:.2}", cost.time_ps * weights / 1e9)),
+            load_ms(cost, weights).map_or_else(|| "–".to_owned(), |ms| format!("{ms:.2}")),
         ]);
     }
     writeln!(out, "{table}\n")?;
@@ -147,6 +161,24 @@ mod tests {
         let cli = Cli::try_parse_from([&["lamina", "elastic"], words].concat())?;
         let Command::Elastic(args) = cli.command else { panic!("lamina elastic") };
         elastic(&args)
+    }
+
+    /// By hand: a picosecond a weight of 30e9 is 30 ms.
+    #[test]
+    fn json_has_the_load_time_of_the_table() {
+        let cost = Cost { bits: 8.0, read_pj: 1.0, activate_pj: 1.0, time_ps: 1.0 };
+        let words = Cost { time_ps: 2.0, ..cost };
+        let fetched = Fetched { bits: 8.0, words, planes: cost, energy_saved: 0.0, time_saved: 0.5 };
+        let profile = Profile::named("ddr5-4800").unwrap();
+        let whole = |words: &[&str]| {
+            let cli = Cli::try_parse_from([&["lamina", "elastic", "--json"], words].concat()).unwrap();
+            let Command::Elastic(args) = cli.command else { panic!("lamina elastic") };
+            super::whole(&args, &profile, &fetched)
+        };
+        let given = whole(&["--weights", "30e9"]);
+        assert_eq!(given["load_ms"], json!({"words": 60.0, "planes": 30.0}));
+        assert_eq!(given["weights"], 30e9);
+        assert_eq!(whole(&[])["load_ms"], json!({"words": null, "planes": null}));
     }
 
     #[test]

@@ -2,9 +2,9 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use comfy_table::Table;
 use lamina_model::system::{
     self, Accounting, Bound, CEILING, Design, Ratios, Report, Server, Shape, System, checks, gigabytes,
@@ -24,23 +24,23 @@ pub(crate) fn model(args: &Model) -> Result<()> {
         print_checks(&mut text, args.json)?;
         return Ok(out::text(&text)?);
     }
+    let as_text = args.plot.as_deref() == Some(Path::new("-"));
+    ensure!(!(as_text && args.json), "--plot - and --json are both for standard output: plot to a file");
+    // Drawings and the page go from left to right, and prices are those of the longest.
+    let mut contexts = args.context.clone();
+    contexts.sort_unstable();
+    contexts.dedup();
     let read = || [Some(args.llm.as_str()), args.ratios.as_deref()].into_iter().flatten().map(Path::new);
     for (option, path) in [("--page", &args.page), ("--plot", &args.plot)] {
         if let Some(path) = path.as_deref().filter(|path| *path != Path::new("-")) {
             made_file::not_over(option, path, read())?;
+            made_file::not_over(option, &printed(path), read())?;
         }
     }
     let shape = shape(&args.llm, args.weight_bits)?;
     let server = server(args)?;
     if let Some(path) = &args.page {
-        server.check()?;
-        // What contexts may be is checked where they are used.
-        System { shape: shape.clone(), server: server.clone(), accounting: Accounting::DeviceOnly }.report(
-            &Ratios::printed(),
-            &args.context,
-            None,
-        )?;
-        let page = planner::page(&shape, &server, &args.context);
+        let page = page(args, &shape, &server, &contexts)?;
         return made_file::write(path, page.as_bytes());
     }
     let accountings = match args.accounting {
@@ -51,7 +51,7 @@ pub(crate) fn model(args: &Model) -> Result<()> {
     let reports = accountings.into_iter().map(|accounting| {
         let system = System { shape: shape.clone(), server: server.clone(), accounting };
         let ratios = ratios(args, &shape, accounting)?;
-        Ok(system.report(&ratios, &args.context, args.target)?)
+        Ok(system.report(&ratios, &contexts, args.target)?)
     });
     let reports = reports.collect::<Result<Vec<_>>>()?;
     match args.plot.as_deref() {
@@ -68,6 +68,25 @@ pub(crate) fn model(args: &Model) -> Result<()> {
         reports.iter().try_for_each(|report| print(&mut text, report))?;
     }
     Ok(out::text(&text)?)
+}
+
+/// The page of what is asked for, which is checked as for a table.
+fn page(args: &Model, shape: &Shape, server: &Server, contexts: &[u64]) -> Result<String> {
+    let accounting = match args.accounting {
+        Accounted::AsPrinted => Accounting::AsPrinted,
+        Accounted::DeviceOnly | Accounted::Both => Accounting::DeviceOnly,
+    };
+    let ratios = ratios(args, shape, accounting)?;
+    let system = System { shape: shape.clone(), server: server.clone(), accounting };
+    system.report(&ratios, contexts, args.target)?;
+    Ok(planner::page(&planner::Given {
+        shape,
+        server,
+        contexts,
+        accounting,
+        ratios: args.ratios.is_some().then_some(ratios),
+        target: args.target,
+    }))
 }
 
 /// The LLM of that name, with weights of so many bits if they are given.
@@ -113,12 +132,17 @@ fn ratios(args: &Model, shape: &Shape, accounting: Accounting) -> Result<[Ratios
     }
 }
 
+/// Where the drawing as printed goes, beside the other one.
+fn printed(path: &Path) -> PathBuf {
+    path.with_extension("printed.svg")
+}
+
 /// Two accountings are two files.
 fn draw(path: &Path, reports: &[Report]) -> Result<()> {
     for report in reports {
         let file = match (reports.len(), report.accounting) {
             (1, _) | (_, Accounting::DeviceOnly) => path.to_owned(),
-            (_, Accounting::AsPrinted) => path.with_extension("printed.svg"),
+            (_, Accounting::AsPrinted) => printed(path),
         };
         made_file::write(&file, system::svg(report).as_bytes())?;
     }
@@ -154,7 +178,7 @@ fn print(out: &mut impl Write, report: &Report) -> Result<()> {
 
 fn bound(bound: Bound) -> &'static str {
     match bound {
-        Bound::Hbm => "fits",
+        Bound::Unbound => "unbound",
         Bound::Ceiling => "ceiling",
         Bound::Ddr => "ddr",
         Bound::Link => "link",
@@ -164,7 +188,7 @@ fn bound(bound: Bound) -> &'static str {
 /// What a planner asks, a row a design.
 fn plan(report: &Report) -> Table {
     let mut head =
-        vec!["design", "source of ratios", "KV", "weights", "spills at", "faster from", "price/GB"];
+        vec!["design", "source of ratios", "KV", "weights", "KV read spills at", "faster from", "price/GB"];
     let target = report.target.map(|target| format!("{target} tokens/s up to"));
     head.extend(target.as_deref());
     let mut table = new_table(&head, 2);
@@ -248,6 +272,54 @@ mod tests {
         assert!(String::from_utf8(text).unwrap().contains("68.99"));
     }
 
+    /// Options that say what a table shows say what a page shows first.
+    #[test]
+    fn a_page_begins_with_what_is_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let [ratios, out] =
+            ["ratios.json", "page.html"].map(|name| folder.path().join(name).display().to_string());
+        fs::write(&ratios, r#"{"trace": {"kv": 1.625, "weights": 1.375}}"#).unwrap();
+        let words = ["--page", &out, "--ratios", &ratios, "--target", "7.25", "--accounting", "as-printed"];
+        model(&args(&words)).unwrap();
+        let page = fs::read_to_string(&out).unwrap();
+        for said in [r#""accounting":"as-printed""#, "1.625", "1.375", "7.25"] {
+            assert!(page.contains(said), "{said}");
+        }
+        model(&args(&["--page", &out])).unwrap();
+        let page = fs::read_to_string(&out).unwrap();
+        assert!(page.contains(r#""accounting":"device-only""#) && page.contains(r#""given_ratios":null"#));
+    }
+
+    /// At 32k a step reads nothing from the device, which holds 23 GB of KV all the same.
+    #[test]
+    fn what_is_read_and_what_is_held_have_other_words() {
+        let args = args(&["gpt-oss-120b-mxfp4", "--context", "32k"]);
+        let shape = shape(&args.llm, None).unwrap();
+        let system = System { shape, server: server(&args).unwrap(), accounting: Accounting::DeviceOnly };
+        let report = system.report(&Ratios::paper(4.0), &args.context, None).unwrap();
+        let mut text = Vec::new();
+        print(&mut text, &report).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        let row: Vec<_> =
+            text.lines().find(|line| line.contains("32768")).unwrap().split_whitespace().collect();
+        assert!(row.join(" ").contains("unbound 1"), "{text}");
+        assert!(!text.contains("fits") && text.contains("KV read spills at"), "{text}");
+    }
+
+    /// In their order, however they are given, and each once.
+    #[test]
+    fn contexts_are_drawn_from_the_shortest_to_the_longest() {
+        let folder = tempfile::tempdir().unwrap();
+        let drawn = |name: &str, contexts: &str| {
+            let file = folder.path().join(name);
+            let words =
+                ["--context", contexts, "--accounting", "device-only", "--plot", file.to_str().unwrap()];
+            model(&args(&words)).unwrap();
+            fs::read(file).unwrap()
+        };
+        assert!(drawn("one", "256k,4k,64k,4k") == drawn("other", "4k,64k,256k"));
+    }
+
     #[test]
     fn who_asks_for_what_is_not_there_is_told_what_is() {
         assert!(shape("no-such-model", None).unwrap_err().to_string().contains("mixtral-8x7b"));
@@ -257,7 +329,15 @@ mod tests {
         assert!(format!("{why:#}").contains("/nonexistent.json"));
         let refused = |words: &[&str]| format!("{:#}", model(&self::args(words)).unwrap_err());
         assert!(refused(&["--page", "/nonexistent/page.html"]).contains("/nonexistent/page.html"));
-        assert!(refused(&["--page", "/nonexistent/page.html", "--alpha", "7"]).contains("alpha is 7"));
+        for (options, why) in [
+            (&["--alpha", "7"][..], "alpha is 7"),
+            (&["--ratios", "/nonexistent"], "cannot read the ratios /nonexistent"),
+            (&["--target", "-5"], "target is -5"),
+            (&["--context", "0"], "context is 0"),
+        ] {
+            let refused = refused(&[&["--page", "/nonexistent/page.html"], options].concat());
+            assert!(refused.contains(why), "{refused}");
+        }
         for (option, value, bound) in [
             ("--link", "0", "link is 0 GB/s: it must be from 0.001 to 1000000 GB/s"),
             ("--ddr", "-1", "ddr is -1 GB/s: it must be from 0.001 to 1000000 GB/s"),
@@ -270,6 +350,8 @@ mod tests {
         ] {
             assert_eq!(refused(&[option, value]), bound);
         }
+        let why = refused(&["--plot", "-", "--json"]);
+        assert!(why.contains("both for standard output"), "{why}");
         for options in
             [&["--page", "a.html", "--json"][..], &["--paper", "--plot", "-"], &["opt-30b", "--paper"]]
         {

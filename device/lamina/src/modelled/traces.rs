@@ -1,8 +1,9 @@
 //! `lamina compare` and `lamina trace`.
 
 use std::collections::BTreeSet;
-use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, BufWriter, Write};
+use std::fs::{File, Permissions};
+use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Instant;
 
@@ -13,8 +14,10 @@ use lamina_model::dram::Profile;
 use lamina_model::dram::profile::PROFILES;
 use lamina_model::link::Link;
 use lamina_model::replay::{self, Assumed, Options, Pace, Subject};
-use lamina_model::trace::text::Form;
-use lamina_model::trace::{BlockKind, Header, Item, Reader, Request, Seen, View, WordBytes, Writer};
+use lamina_model::trace::text::{Form, LineAccess};
+use lamina_model::trace::{
+    BlockKind, Header, Item, MAX_TIME_NS, Reader, Request, Seen, View, WordBytes, Writer,
+};
 use serde_json::json;
 
 use super::compared::print;
@@ -59,14 +62,7 @@ pub(crate) fn trace(command: &Trace) -> Result<()> {
         }
         Trace::Convert(args) => {
             let input = Watched::open(&args.from_file)?;
-            let made = OpenOptions::new().write(true).create_new(true).open(&args.to_file);
-            let output = made.with_context(|| format!("cannot make {}", args.to_file.display()))?;
-            let done = convert(args, BufReader::new(input), BufWriter::new(output));
-            if done.is_err() {
-                // Half a trace is none. What cannot be removed is said to be wrong anyway.
-                let _ = std::fs::remove_file(&args.to_file);
-            }
-            let lines = done.with_context(|| format!("{}", args.from_file.display()))?;
+            let lines = converted(args, BufReader::new(input))?;
             if args.json {
                 serde_json::to_writer_pretty(&mut text, &json!({ "trace": args.to_file, "lines": lines }))?;
                 writeln!(text)?;
@@ -83,16 +79,20 @@ fn open(path: &Path) -> Result<Reader<BufReader<Watched>>> {
     Reader::new(BufReader::with_capacity(1 << 20, file)).with_context(|| format!("{}", path.display()))
 }
 
-fn options(args: &Replayed) -> Result<Options> {
-    let dram = match args.dram.as_str() {
-        "none" => None,
-        name if PROFILES.contains(&name) => Some(Profile::named(name)?),
+/// The module that is asked for, if there is one.
+fn dram(args: &Replayed) -> Result<Option<Profile>> {
+    match args.dram.as_str() {
+        "none" => Ok(None),
+        name if PROFILES.contains(&name) => Ok(Some(Profile::named(name)?)),
         file if Path::new(file).exists() => {
             let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {file}"))?;
-            Some(Profile::parse(file, &text)?)
+            Ok(Some(Profile::parse(file, &text)?))
         }
         other => bail!("{other:?} is no module ({}) and no file", PROFILES.join(", ")),
-    };
+    }
+}
+
+fn options(args: &Replayed) -> Result<Options> {
     let policy = match args.index_policy {
         Replacement::Lru => Policy::Lru,
         Replacement::Fifo => Policy::Fifo,
@@ -111,7 +111,7 @@ fn options(args: &Replayed) -> Result<Options> {
         None => link,
     };
     Ok(Options {
-        dram,
+        dram: dram(args)?,
         registers: args.mshr,
         cache: CacheConfig { entries: args.index_entries, ways: args.index_ways, policy },
         buffer: args.buffer,
@@ -218,8 +218,32 @@ fn show(out: &mut impl Write, mut reader: Reader<BufReader<Watched>>, shown: u64
     Ok(())
 }
 
+/// Converts to a new file, which has its name when it is whole, and gives how many lines were.
+/// Text has no end that a reader could miss.
+fn converted(args: &Convert, input: BufReader<Watched>) -> Result<u64> {
+    let path = &args.to_file;
+    let cannot = || format!("cannot make {}", path.display());
+    // Before all is converted. The name is not taken from others later, either.
+    if path.symlink_metadata().is_ok() {
+        return Err(io::Error::from(io::ErrorKind::AlreadyExists)).with_context(cannot);
+    }
+    let mut prefix = path.file_name().with_context(cannot)?.to_owned();
+    prefix.push(".part-");
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let part = tempfile::Builder::new()
+        .prefix(&prefix)
+        // As any file: less what the umask takes.
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(folder.unwrap_or(Path::new(".")))
+        .with_context(cannot)?;
+    let lines = convert(args, input, BufWriter::new(part.as_file()))
+        .with_context(|| format!("{}", args.from_file.display()))?;
+    part.persist_noclobber(path).map_err(|why| why.error).with_context(cannot)?;
+    Ok(lines)
+}
+
 /// Converts, and gives how many lines were.
-fn convert(args: &Convert, input: BufReader<Watched>, mut output: BufWriter<File>) -> Result<u64> {
+fn convert(args: &Convert, input: BufReader<Watched>, mut output: BufWriter<&File>) -> Result<u64> {
     let form = |other| match other {
         Other::Dramsim3 => Form::Dramsim3,
         Other::Ramulator2 => Form::Ramulator2,
@@ -227,35 +251,48 @@ fn convert(args: &Convert, input: BufReader<Watched>, mut output: BufWriter<File
     let mut lines = 0;
     match (args.from, args.to) {
         (Some(from), _) => {
+            let Some(module) = dram(&args.replayed)? else {
+                bail!("--dram none has no cycles: it must name the module whose cycles the times of IN are");
+            };
             let header = Header { seen: Seen::Lines, device_bytes: args.device };
             let mut writer = Writer::new(output, header)?;
             writer.view(&View::full(args.bits))?;
+            let mut before = 0;
             for (number, line) in (0..).zip(input.lines()) {
                 let Some(access) = form(from).read(number, &line?)? else { continue };
-                let address = access.address / 64 * 64;
+                let LineAccess { address: asked, write, cycle } = access;
+                let address = asked / 64 * 64;
+                let line = number + 1;
                 if address.checked_add(64).is_none_or(|end| end > args.device) {
-                    bail!(
-                        "address of line {} is {:#x}: past the device's {:#x} bytes",
-                        number + 1,
-                        access.address,
-                        args.device
-                    );
+                    bail!("address of line {line} is {asked:#x}: past the device's {:#x} bytes", args.device);
                 }
-                // A cycle of theirs is taken for a nanosecond.
-                let (write, time_ns) = (access.write, access.cycle);
+                if cycle < before {
+                    bail!("cycle of line {line} is {cycle}: it must be from {before} on, as the one before");
+                }
+                let time_ns = module.whole_ns(cycle);
+                if time_ns > MAX_TIME_NS {
+                    bail!("cycle of line {line} is {cycle}: it must be at most {MAX_TIME_NS} ns from 0");
+                }
                 let (length, view, guest, served) = (64, 0, 0, None);
                 writer.request(&Request { time_ns, address, length, view, guest, write, served })?;
+                before = cycle;
                 lines += 1;
             }
             writer.finish()?;
         }
         (None, Some(to)) => {
+            let options = options(&args.replayed)?;
+            if to == Other::Dramsim3 && options.pace == Pace::Recorded && options.dram.is_none() {
+                bail!(
+                    "--dram none has no cycles for --pace recorded: it must name the module whose cycles OUT says"
+                );
+            }
             let mut reader = Reader::new(input)?;
             let subject = Subject::named(&args.design)?;
             let mut text = String::new();
             let form = form(to);
             let mut unwritten = Ok(());
-            replay::lines(&mut reader, subject, &options(&args.replayed)?, |access| {
+            replay::lines(&mut reader, subject, &options, |access| {
                 text.clear();
                 form.write(&mut text, access);
                 if unwritten.is_ok() {
@@ -320,13 +357,50 @@ mod tests {
         // `plain` moves what was asked for, line by line.
         assert_eq!(back.lines().count(), 600);
         assert!(back.starts_with("LD 0x0\nST 0x0\nLD 0x40\nST 0x1000\n"));
-        // At the times of the trace, in cycles of the module: 2.4 in a nanosecond.
-        let timed = path("timed.txt");
-        std::fs::write(&theirs, "0x40 READ 0\n0x80 WRITE 1000\n").unwrap();
-        let ours = path("timed.trace");
-        run(&["trace", "convert", &theirs, &ours, "--from", "dramsim3", "--device", "1G"]).unwrap();
-        run(&["trace", "convert", &ours, &timed, "--to", "dramsim3", "--pace", "recorded"]).unwrap();
-        assert_eq!(std::fs::read_to_string(&timed).unwrap(), "0x40 READ 0\n0x80 WRITE 2400\n");
+    }
+
+    /// Cycles of theirs are those of the module, 2.4 in a nanosecond of the first and 3.2 of the
+    /// last, and come back as they were.
+    #[test]
+    fn times_of_others_come_back_as_they_were() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let theirs = path("theirs.txt");
+        let text = "0x40 READ 0\n0x80 WRITE 1200\n0xC0 READ 1200\n0x40 READ 2400\n0x80 READ 987654320\n";
+        std::fs::write(&theirs, text).unwrap();
+        for module in ["ddr5-4800", "ddr5-6400"] {
+            let [ours, back] = ["trace", "txt"].map(|kind| path(&format!("{module}.{kind}")));
+            let options = ["--dram", module];
+            let words = ["trace", "convert", &theirs, &ours, "--from", "dramsim3", "--device", "1G"];
+            run(&[&words[..], &options].concat()).unwrap();
+            let words = ["trace", "convert", &ours, &back, "--to", "dramsim3", "--pace", "recorded"];
+            run(&[&words[..], &options].concat()).unwrap();
+            assert_eq!(std::fs::read_to_string(&back).unwrap(), text, "{module}");
+        }
+    }
+
+    #[test]
+    fn times_that_cannot_be_kept_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let [theirs, ours, out] = ["theirs.txt", "ours.trace", "out.txt"].map(path);
+        let refused = |words: &[&str]| format!("{:#}", run(words).unwrap_err());
+        let import = ["trace", "convert", &theirs, &ours, "--from", "dramsim3"];
+        std::fs::write(&theirs, "0x0 READ 1000\n# then\n0x0 READ 5\n").unwrap();
+        let why = refused(&import);
+        assert!(why.ends_with("cycle of line 3 is 5: it must be from 1000 on, as the one before"), "{why}");
+        std::fs::write(&theirs, "0x0 READ 0\n0x0 READ 1000\n").unwrap();
+        let why = refused(&[&import[..], &["--dram", "none"]].concat());
+        assert!(why.contains("--dram none has no cycles: it must name the module"), "{why}");
+        run(&import).unwrap();
+        let export = ["trace", "convert", &ours, &out, "--dram", "none", "--to"];
+        let why = refused(&[&export[..], &["dramsim3", "--pace", "recorded"]].concat());
+        assert!(why.contains("--dram none has no cycles for --pace recorded"), "{why}");
+        assert!(!Path::new(&out).exists());
+        // Ramulator 2 has no times, and at full pace they are numbers of requests.
+        run(&[&export[..], &["ramulator2", "--pace", "recorded"]].concat()).unwrap();
+        std::fs::remove_file(&out).unwrap();
+        run(&[&export[..], &["dramsim3"]].concat()).unwrap();
     }
 
     #[test]
@@ -338,7 +412,13 @@ mod tests {
         let refused = |words: &[&str]| format!("{:#}", run(words).unwrap_err());
         let why = refused(&["trace", "convert", &theirs, &ours, "--from", "ramulator2", "--device", "1G"]);
         assert!(why.contains("address of line 2 is 0x40000000"), "{why}");
-        assert!(!Path::new(&ours).exists());
+        // Nor is there a file of a trace that nothing reads.
+        for (device, bytes) in [("64", "64"), ("2048T", "2251799813685248")] {
+            let why =
+                refused(&["trace", "convert", &theirs, &ours, "--from", "ramulator2", "--device", device]);
+            assert!(why.contains(&format!("device bytes is {bytes}: it must be from 4096 to")), "{why}");
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
         for command in [&["compare", &theirs][..], &["trace", "show", &theirs], &["trace", "replay", &theirs]]
         {
             let why = refused(command);
@@ -360,8 +440,12 @@ mod tests {
         std::fs::write(&theirs, "LD 0x0\n").unwrap();
         run(&["trace", "convert", &theirs, &ours, "--from", "ramulator2"]).unwrap();
         // What is there is not written over, and stays.
+        let before = std::fs::read(&ours).unwrap();
         let why = refused(&["trace", "convert", &theirs, &ours, "--from", "ramulator2"]);
-        assert!(why.contains("cannot make") && Path::new(&ours).exists(), "{why}");
+        assert!(why.contains("cannot make") && std::fs::read(&ours).unwrap() == before, "{why}");
+        // Anybody may read it whom the umask lets.
+        let mode = |path: &str| std::fs::metadata(path).unwrap().permissions().mode();
+        assert_eq!(mode(&ours), mode(&theirs));
         assert!(refused(&["compare", &ours, "--link", "gen9"]).contains("link is gen9"));
         assert!(refused(&["compare", &ours, "--index-ways", "3"]).contains("index-ways is 3"));
         assert!(refused(&["compare", &ours, "--link-latency", "-7"]).contains("link-latency is -7"));

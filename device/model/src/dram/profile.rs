@@ -320,6 +320,13 @@ impl Profile {
         crate::number::float(cycles) * self.timing.tck_ps / 1000.0
     }
 
+    /// The whole nanosecond that a cycle belongs to: [`Profile::cycles`] of it is this cycle, if it
+    /// gave it.
+    pub fn whole_ns(&self, cycle: u64) -> u64 {
+        // A quotient may be a hair below what it is of.
+        crate::number::ceil((self.ns(cycle) + 1e-3).floor())
+    }
+
     /// Cycles of a read of a closed row: activation, column access and burst.
     pub fn window(&self) -> u64 {
         self.timing.rcd + self.timing.cl + self.timing.burst

@@ -489,3 +489,19 @@ fn random_reads_are_served_at_a_rate_that_is_printed() {
     println!("{rate:.2} million a second; modelled {gbs:.1} GB/s of random lines");
     assert!((20.0..77.0).contains(&gbs), "{gbs}");
 }
+
+/// Times that go to cycles and back are what they were, and cycles of such times, too, whether a
+/// nanosecond is more than a cycle or less.
+#[test]
+fn nanoseconds_are_cycles_and_nanoseconds_again() {
+    for tck_ps in [10.0, 312.5, 1e6 / 2400.0, 500.0, 625.0, 1000.0, 1250.0, 1e5] {
+        let mut profile = Profile::named("ddr5-4800").unwrap();
+        profile.timing.tck_ps = tck_ps;
+        for ns in (0..5000).chain((0..50).map(|at| 977_777_777 * at)) {
+            let cycle = profile.cycles(ns);
+            let whole = profile.whole_ns(cycle);
+            assert_eq!(profile.cycles(whole), cycle, "{ns} ns of {tck_ps} ps");
+            assert!(whole == ns || tck_ps > 1000.0, "{ns} ns of {tck_ps} ps: {whole}");
+        }
+    }
+}

@@ -1,11 +1,9 @@
 //! Chunks that are written down: their bits, or the scores that thresholds make bits of.
 
-use super::{Chunk, MAX_SAMPLE, Work, check_base};
+use super::{Chunk, MAX_SAMPLE, PART, Work, check_base};
 use crate::ModelError;
 use crate::number::{float, within};
 
-/// Weights that fill a row of each of their planes, and a part of a chunk that is sampled.
-const PART: u64 = 1 << 16;
 /// Weights of all chunks together: a thousand models.
 const MAX_WEIGHTS: u64 = 1 << 50;
 

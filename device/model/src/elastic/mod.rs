@@ -91,6 +91,11 @@ pub struct Work {
 
 /// Weights that a sample has at the most: 32 MiB of bf16.
 const MAX_SAMPLE: u64 = 1 << 24;
+/// Chunks that a sample has at the least.
+const MIN_CHUNKS: u64 = 20;
+/// Weights that fill a row of each of their planes: a part of a chunk that is sampled. What is
+/// saved does not change beyond.
+const PART: u64 = 1 << 16;
 
 impl Work {
     /// A sample of chunks of so many weights each by a mix, about `sample` weights of it.
@@ -102,8 +107,10 @@ impl Work {
         mix.check(base)?;
         within("chunk", float(weights), 1.0..=float(MAX_SAMPLE))?;
         within("sample", float(sample), 1.0..=float(MAX_SAMPLE))?;
-        // Enough of them that each kind is among them in its part.
-        let count = (sample / weights).clamp(1, 1 << 20).max(20.min(MAX_SAMPLE / weights));
+        // Enough of them that each kind is among them in its part. Of chunks too large for that a
+        // part is read, which fills its rows.
+        let weights = if weights > MAX_SAMPLE / MIN_CHUNKS { PART } else { weights };
+        let count = (sample / weights).clamp(MIN_CHUNKS, 1 << 20);
         let work = Self { base, chunks: mix.chunks(count, weights) };
         work.check()?;
         Ok(work)

@@ -6,7 +6,7 @@
 
 use serde::Serialize;
 
-use super::{Fetched, Mix, Work, fetch};
+use super::{Fetched, Mix, PART, Work, fetch};
 use crate::ModelError;
 use crate::dram::Profile;
 use crate::number::rounded;
@@ -79,13 +79,11 @@ const OPT: [Opt; 6] = [
     ("OPT 30B neurons", NEURON, 8.0, 0.339, None, 0.384),
 ];
 
-/// Experts and heads are sampled by chunks that fill their rows once: what is saved does not change
-/// beyond.
-const MAX_SAMPLED: u64 = 1 << 16;
+/// Weights of a sample, of experts and heads by parts.
 const SAMPLE: u64 = 1 << 18;
 
 fn fetched(profile: &Profile, base: u32, chunk: u64, mix: &Mix) -> Result<Fetched, ModelError> {
-    fetch(profile, &Work::sample(base, mix, chunk.min(MAX_SAMPLED), SAMPLE)?)
+    fetch(profile, &Work::sample(base, mix, chunk.min(PART), SAMPLE)?)
 }
 
 /// All of them.

@@ -159,6 +159,21 @@ fn scores_become_the_bits_of_their_thresholds() {
     }
 }
 
+/// However large the chunks of a mix are, each kind is among those that are read.
+#[test]
+fn a_mix_of_large_chunks_is_sampled_as_one_of_small_ones() {
+    let mix = Mix::parse("16:0.25,8:0.5,0:0.25").unwrap();
+    let fetched = |chunk| fetch(&profile(), &Work::sample(16, &mix, chunk, 1 << 20).unwrap()).unwrap();
+    let small = fetched(PART);
+    assert!((small.bits - mix.bits()).abs() < 1e-9, "{}", small.bits);
+    for chunk in [MAX_SAMPLE / MIN_CHUNKS, 3_700_000, 1 << 23, MAX_SAMPLE] {
+        let large = fetched(chunk);
+        assert!((large.bits - mix.bits()).abs() < 1e-9, "{chunk}: {}", large.bits);
+        let saved = [large.energy_saved - small.energy_saved, large.time_saved - small.time_saved];
+        assert!(saved.iter().all(|points| points.abs() < 0.01), "{chunk}: {saved:?}");
+    }
+}
+
 /// A sample of chunks that are large and many has their bits, and costs what all of them cost.
 #[test]
 fn a_sample_of_large_chunks_is_as_all_of_them() {

@@ -256,10 +256,9 @@ impl Run {
     fn block(&mut self, number: u64, block: &Block, view: &View, asked: Asked) {
         let Asked { whole, write, served } = asked;
         let design = self.subject.design;
-        let wanted = match (design, write) {
-            (Design::Trace, false) => view.planes,
-            _ => u64::MAX,
-        };
+        // All of a view's planes are all of a block, which a store of a part wants.
+        let in_part = design == Design::Trace && !write && view.planes != View::full(view.bits).planes;
+        let wanted = if in_part { view.planes } else { u64::MAX };
         let held = match served {
             None => self.buffer.iter().position(|(held, planes)| *held == number && wanted & !planes == 0),
             Some(_) => None,
@@ -270,8 +269,8 @@ impl Run {
         }
         if !write && (held.is_some() || !moves) {
             self.sums.buffered += 1;
-            if let Some(at) = held {
-                self.buffer.swap(0, at);
+            if let Some(latest) = held.filter(|at| *at > 0).and_then(|at| self.buffer.remove(at)) {
+                self.buffer.push_front(latest);
             }
             self.service.add(design.cycles(Stored::Nothing, true));
             return;

@@ -174,6 +174,46 @@ fn plain_in_rows_is_gcomp_without_compression_and_index() {
     assert!(rows == gcomp && rows != plain && rows.len() == plain.len());
 }
 
+/// A store of a part finds the block that was just read, under each design that has a buffer.
+#[test]
+fn a_store_of_a_part_finds_what_was_read() {
+    let block = block(256, 100);
+    let load = |view| replayed(&trace(&[(0, block.clone())], &[(0, 64, view, false)]), &usual());
+    let both = |view| {
+        let requests = [(0, 64, view, false), (0, 64, view, true)];
+        replayed(&trace(&[(0, block.clone())], &requests), &usual())
+    };
+    for (loaded, stored) in load(0).iter().zip(&both(0)).skip(2) {
+        let name = stored.subject.name;
+        assert_eq!((stored.fills, stored.read_bytes), (1, loaded.read_bytes), "{name}");
+    }
+    // Of a view that is not all of it, the store reads the block.
+    let fills = both(1).iter().map(|outcome| outcome.fills).collect::<Vec<_>>();
+    assert_eq!(fills, [0, 0, 1, 1, 2, 2]);
+    // A view of all planes is all of a block of more.
+    let narrow = View::full(8);
+    let mut writer = Writer::new(Vec::new(), Header { seen: Seen::Lines, device_bytes: DEVICE }).unwrap();
+    writer.view(&narrow).unwrap();
+    for write in [false, true] {
+        let request = Request { time_ns: 0, address: 0, length: 64, view: 0, guest: 0, write, served: None };
+        writer.request(&request).unwrap();
+    }
+    for outcome in replayed(&writer.finish().unwrap(), &usual()).iter().skip(2) {
+        assert_eq!(outcome.fills, 1, "{}", outcome.subject.name);
+    }
+}
+
+/// By hand: of blocks 0 to 7 the buffer holds all, and 0 is used again. Then 8 comes and 1 goes, so
+/// 7 is there still.
+#[test]
+fn the_block_that_was_not_used_for_longest_goes() {
+    let order = [0, 1, 2, 3, 4, 5, 6, 7, 0, 8, 7];
+    let requests: Vec<_> = order.iter().map(|number| (number * 4096, 64, 0, false)).collect();
+    for outcome in replayed(&trace(&[], &requests), &usual()).iter().skip(2) {
+        assert_eq!((outcome.fills, outcome.buffered), (9, 2), "{}", outcome.subject.name);
+    }
+}
+
 /// A load of 64 bytes: `trace` fetches a block for it, and is worse than `plain`, as it would be.
 #[test]
 fn one_line_random_reads_are_worse_under_trace() {

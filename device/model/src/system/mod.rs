@@ -179,8 +179,9 @@ impl Ratios {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Bound {
-    /// Nothing that is modelled: all fits into HBM.
-    Hbm,
+    /// Nothing that is modelled: all that a step reads is in HBM. The device may hold what it does
+    /// not read.
+    Unbound,
     /// The given ceiling.
     Ceiling,
     /// The device's DRAM.
@@ -214,7 +215,8 @@ pub struct Design {
     /// Its ratios.
     #[serde(flatten)]
     pub ratios: Ratios,
-    /// Tokens from which KV spills; null if none does in 2^30 tokens.
+    /// Tokens from which a step reads KV from the device, which may hold some that it does not read
+    /// before; null if it reads none in 2^30 tokens.
     pub spills_at: Option<u64>,
     /// Tokens from which it is faster than `plain` by a hundredth; null if it never is.
     pub faster_than_plain_from: Option<u64>,
@@ -309,7 +311,7 @@ impl System {
             (Bound::Ceiling, ceiling),
         ];
         let (bound, least) =
-            bounds.into_iter().fold((Bound::Hbm, f64::INFINITY), |a, b| if b.1 < a.1 { b } else { a });
+            bounds.into_iter().fold((Bound::Unbound, f64::INFINITY), |a, b| if b.1 < a.1 { b } else { a });
         Point {
             context,
             weight_bytes,

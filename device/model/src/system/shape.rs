@@ -93,6 +93,11 @@ impl Shape {
             let shape: Self = toml::from_str(text).map_err(|why| form(why.to_string()))?;
             Ok(Self { weight_bits: weight_bits.unwrap_or(shape.weight_bits), ..shape })
         };
+        let shape = shape.map(|shape| Self {
+            name: printable(&shape.name),
+            source: printable(&shape.source),
+            ..shape
+        });
         let checked = shape.and_then(|shape| shape.check().map(|()| shape));
         checked.map_err(|why| why.within_file(name))
     }
@@ -134,6 +139,11 @@ impl Shape {
 
 const MAX_LAYERS: f64 = 1e4;
 
+/// A text of a file, which may be anybody's, as a terminal can show it.
+fn printable(text: &str) -> String {
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+}
+
 /// Numbers of a `config.json`, by name: of its text model, if it has one of its own, and of all.
 struct Config<'c> {
     text: &'c Value,
@@ -172,17 +182,20 @@ impl Config<'_> {
     }
 }
 
-/// The shape of a Hugging Face `config.json`. Parameters are counted from its dimensions: norms and
-/// biases are left out, which are less than a thousandth.
+/// The shape of a Hugging Face `config.json`. Parameters are counted from its dimensions. Norms,
+/// biases, routers and tables of positions are left out: under a hundredth of GPT-2's 124 million,
+/// and less the larger a model is.
 fn from_config(name: &str, config: &Value, bits: Option<f64>) -> Result<Shape, ModelError> {
     let text = config.get("text_config").filter(|text| text.is_object()).unwrap_or(config);
     let config = Config { text, whole: config };
+    let (family, source) = family(&config);
+    refuse_unmodelled(&config)?;
     let names = ["num_hidden_layers", "n_layer"];
     let layers = config.get_to(&names, MAX_LAYERS)?.ok_or_else(|| ModelError::missing(names[0]))?;
     let hidden = config.need(&["hidden_size", "n_embd"])?;
     let heads = config.need(&["num_attention_heads", "n_head"])?;
     let vocabulary = config.need(&["vocab_size"])?;
-    let inner = config.or(&["intermediate_size", "ffn_dim", "n_inner"], 4.0 * hidden)?;
+    let inner = config.or(&["intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner"], 4.0 * hidden)?;
     let latent = config.get(&["kv_lora_rank"])?;
     let (kv_elements, attention) = if let Some(latent) = latent {
         let rope = config.need(&["qk_rope_head_dim"])?;
@@ -195,8 +208,7 @@ fn from_config(name: &str, config: &Value, bits: Option<f64>) -> Result<Shape, M
         let key = hidden * (latent + rope) + latent * heads * (nope + value);
         (latent + rope, query + key + heads * value * hidden)
     } else {
-        let kv_heads = config.or(&["num_key_value_heads"], heads)?;
-        divides("num_key_value_heads", kv_heads, "num_attention_heads", heads, "")?;
+        let kv_heads = kv_heads(&config, &family, heads)?;
         let dimension = if let Some(dimension) = config.get(&["head_dim"])? {
             dimension
         } else {
@@ -205,22 +217,25 @@ fn from_config(name: &str, config: &Value, bits: Option<f64>) -> Result<Shape, M
         };
         (2.0 * kv_heads * dimension, hidden * dimension * (2.0 * heads + 2.0 * kv_heads))
     };
+    let matrix = family.matrices * hidden;
     let names = ["num_local_experts", "n_routed_experts", "num_experts"];
-    let (dense, expert) = (gates(&config) * hidden * inner, gates(&config) * hidden);
     let (all, active) = match config.get(&names)? {
-        None => (layers * dense, layers * dense),
+        None => (layers * matrix * inner, layers * matrix * inner),
         Some(experts) => {
             let used = config.need(&["num_experts_per_tok", "experts_per_token"])?;
             within("num_experts_per_tok", used, 1.0..=experts)?;
-            let expert = expert * config.or(&["moe_intermediate_size"], inner)?;
-            // A config without shared experts or dense layers leaves these out or says 0.
-            let shared = zero_or(&config, "n_shared_experts")?;
-            let plain = zero_or(&config, "first_k_dense_replace")?.min(layers);
-            let of = |experts: f64| (layers - plain) * expert * (experts + shared) + plain * dense;
+            let expert = config.or(&["moe_intermediate_size"], inner)?;
+            let shared = shared_inner(&config, &family, expert)?;
+            // The first layers may be dense, and then all but every so many.
+            let first = zero_or(&config, "first_k_dense_replace")?.min(layers);
+            let every = config.or(&["decoder_sparse_step", "interleave_moe_layer_step"], 1.0)?;
+            let sparse = ((layers - first) / every).floor();
+            let dense = (layers - sparse) * config.or(&["intermediate_size_mlp"], inner)?;
+            let of = |experts: f64| matrix * (sparse * (expert * experts + shared) + dense);
             (of(experts), of(used))
         }
     };
-    let tied = config.said("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false);
+    let tied = config.said("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(family.tied);
     let embedding = vocabulary * hidden;
     let rest = layers * attention + embedding * if tied { 1.0 } else { 2.0 };
     // Of the input embedding a token reads one row.
@@ -233,8 +248,157 @@ fn from_config(name: &str, config: &Value, bits: Option<f64>) -> Result<Shape, M
         parameters: all + rest,
         active_parameters: Some(active + read),
         weight_bits: bits.map_or_else(|| weight_bits(&config), Ok)?,
-        source: "counted from a config.json".to_owned(),
+        source,
     })
+}
+
+/// What the models of a `model_type` have unless their `config.json` says otherwise.
+#[derive(Clone, Copy)]
+struct Family {
+    model_type: &'static str,
+    /// Matrices of a feed-forward network: three with a gate, two without.
+    matrices: f64,
+    /// Whether the output embedding is the input's.
+    tied: bool,
+    /// Whether all heads share one of KV.
+    multi_query: bool,
+    /// Whether each layer of experts has one more that every token reads, as large as they are.
+    shares_expert: bool,
+}
+
+const fn gated(model_type: &'static str, tied: bool) -> Family {
+    Family { model_type, matrices: 3.0, tied, multi_query: false, shares_expert: false }
+}
+
+const fn plain(model_type: &'static str, tied: bool) -> Family {
+    Family { matrices: 2.0, ..gated(model_type, tied) }
+}
+
+/// Families whose parameters are counted right, with the defaults of their classes in Hugging
+/// Face's transformers. The first is what others are taken for.
+const FAMILIES: [Family; 42] = [
+    gated("llama", false),
+    Family { shares_expert: true, ..gated("llama4", false) },
+    Family { shares_expert: true, ..gated("llama4_text", false) },
+    gated("mistral", false),
+    gated("mistral3", false),
+    gated("mixtral", false),
+    gated("qwen2", false),
+    gated("qwen2_moe", false),
+    gated("qwen3", false),
+    gated("qwen3_moe", false),
+    gated("deepseek_v2", false),
+    gated("deepseek_v3", false),
+    gated("kimi_k2", false),
+    gated("glm4", false),
+    gated("glm4_moe", false),
+    gated("gpt_oss", false),
+    gated("gemma", true),
+    gated("gemma2", true),
+    gated("gemma3", true),
+    gated("gemma3_text", true),
+    gated("cohere", true),
+    gated("cohere2", true),
+    gated("granite", false),
+    gated("granitemoe", false),
+    gated("olmo", false),
+    gated("olmo2", false),
+    gated("olmoe", false),
+    gated("phi3", false),
+    gated("phimoe", false),
+    gated("smollm3", true),
+    gated("stablelm", false),
+    plain("bloom", true),
+    Family { multi_query: true, ..plain("falcon", true) },
+    plain("gpt2", true),
+    Family { multi_query: true, ..plain("gpt_bigcode", true) },
+    plain("gpt_neox", false),
+    plain("gptj", false),
+    plain("opt", true),
+    plain("phi", false),
+    plain("starcoder2", true),
+    // Falcon's own names for itself, before it was in there.
+    plain("RefinedWeb", true),
+    plain("RefinedWebModel", true),
+];
+
+/// The family of a model, and what is to be said of where its numbers come from.
+fn family(config: &Config<'_>) -> (Family, String) {
+    let model_type = config.said("model_type").and_then(Value::as_str);
+    let known = FAMILIES.into_iter().find(|family| Some(family.model_type) == model_type);
+    let why = match (known, model_type) {
+        (Some(family), _) => return (family, "counted from a config.json".to_owned()),
+        (None, Some(other)) => format!("its model_type {other:?} is not known"),
+        (None, None) => "it has no model_type".to_owned(),
+    };
+    (FAMILIES[0], format!("counted from a config.json as if it were a Llama's: {why}; check its parameters"))
+}
+
+/// Names that change what is counted in ways that are not modelled, and the most of each that
+/// changes nothing.
+const UNMODELLED: [(&str, u64); 14] = [
+    // Layers without a KV cache, or with that of another.
+    ("attn_layer_period", 1),
+    ("full_attention_interval", 1),
+    ("attn_layer_indices", 0),
+    ("hybrid_override_pattern", 0),
+    ("block_types", 0),
+    ("linear_attn_config", 0),
+    ("num_kv_shared_layers", 0),
+    ("cross_attention_layers", 0),
+    // Layers of several sizes.
+    ("block_configs", 0),
+    // Layers with experts, or experts by other names.
+    ("expert_layer_period", 1),
+    ("moe_layer_freq", 1),
+    ("mlp_only_layers", 0),
+    ("moe_num_experts", 1),
+    ("is_encoder_decoder", 0),
+];
+
+/// Refuses a model of which more would have to be known than is modelled.
+fn refuse_unmodelled(config: &Config<'_>) -> Result<(), ModelError> {
+    const INSTEAD: &str = "what it says is not modelled; write a TOML file with layers, kv_elements, parameters and active_parameters";
+    // Sliding windows are taken for whole contexts.
+    const ATTENTION: [&str; 3] = ["full_attention", "sliding_attention", "chunked_attention"];
+    let is_none = |value: &Value, most| match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Number(number) => number.as_u64().is_some_and(|number| number <= most),
+        Value::Array(values) => values.is_empty(),
+        _ => false,
+    };
+    for (name, most) in UNMODELLED {
+        if let Some(value) = config.text.get(name).filter(|value| !is_none(value, most)) {
+            // Lists of layers are long.
+            let value = if value.is_number() { value.to_string() } else { "given".to_owned() };
+            let must = if most > 0 { format!("{most} at most") } else { "absent".to_owned() };
+            return Err(ModelError::field(name, &value, &format!("{must}: {INSTEAD}")));
+        }
+    }
+    let types = config.text.get("layer_types").and_then(Value::as_array);
+    let other = types.into_iter().flatten().find(|of| !of.as_str().is_some_and(|of| ATTENTION.contains(&of)));
+    let must = || format!("of {}: {INSTEAD}", ATTENTION.join(", "));
+    other.map_or(Ok(()), |other| Err(ModelError::field("layer_types", other, &must())))
+}
+
+/// Heads of KV. A Falcon of the older architecture has one, whatever else it says.
+fn kv_heads(config: &Config<'_>, family: &Family, heads: f64) -> Result<f64, ModelError> {
+    let is = |name: &str, otherwise| config.text.get(name).and_then(Value::as_bool).unwrap_or(otherwise);
+    let names = ["num_key_value_heads", "num_kv_heads", "n_head_kv"];
+    if is("multi_query", family.multi_query) && !is("new_decoder_architecture", false) {
+        return Ok(1.0);
+    }
+    let kv_heads = config.or(&names, heads)?;
+    let name = names.into_iter().find(|name| config.text.get(name).is_some()).unwrap_or(names[0]);
+    divides(name, kv_heads, "num_attention_heads", heads, "")?;
+    Ok(kv_heads)
+}
+
+/// The inner dimension of what every token reads in a layer of experts, of `expert` each. A config
+/// without that leaves it out or says 0.
+fn shared_inner(config: &Config<'_>, family: &Family, expert: f64) -> Result<f64, ModelError> {
+    let experts = zero_or(config, "n_shared_experts")? + if family.shares_expert { 1.0 } else { 0.0 };
+    Ok(expert * experts + zero_or(config, "shared_expert_intermediate_size")?)
 }
 
 /// Refuses a number of parts into which a whole cannot be divided.
@@ -243,13 +407,6 @@ fn divides(field: &str, parts: f64, whole: &str, of: f64, why: &str) -> Result<(
         return Ok(());
     }
     Err(ModelError::field(field, &parts, &format!("a divisor of {whole}, {of}{why}")))
-}
-
-/// Matrices of a feed-forward network: three with a gate, two without.
-fn gates(config: &Config<'_>) -> f64 {
-    let named = |name: &str| config.text.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
-    let plain = ["opt", "gpt2", "gpt_neox", "bloom", "falcon"].contains(&named("model_type").as_str());
-    if plain { 2.0 } else { 3.0 }
 }
 
 fn zero_or(config: &Config<'_>, name: &str) -> Result<f64, ModelError> {

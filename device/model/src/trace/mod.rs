@@ -48,6 +48,7 @@ use serde::Serialize;
 
 pub use self::read::{Item, Reader};
 pub use self::write::Writer;
+use crate::ModelError;
 
 /// The version that is written.
 pub const VERSION: u16 = 3;
@@ -88,6 +89,20 @@ pub struct Header {
     pub seen: Seen,
     /// Bytes of the device.
     pub device_bytes: u64,
+}
+
+impl Header {
+    /// Refuses a device that no trace is of.
+    ///
+    /// # Errors
+    /// Its bytes and their bounds.
+    pub fn check(&self) -> Result<(), ModelError> {
+        if (BLOCK_BYTES..=MAX_DEVICE).contains(&self.device_bytes) {
+            return Ok(());
+        }
+        let must = format!("from {BLOCK_BYTES} to {MAX_DEVICE} bytes");
+        Err(ModelError::field("device bytes", &self.device_bytes, &must))
+    }
 }
 
 /// A view.

@@ -93,13 +93,11 @@ impl<R: Read> Reader<R> {
         };
         let low = u64::from(u32_at(&bytes, 16));
         let device_bytes = low | u64::from(u32_at(&bytes, 20)) << 32;
-        if !(BLOCK_BYTES..=MAX_DEVICE).contains(&device_bytes) {
-            let must = format!("from {BLOCK_BYTES} to {MAX_DEVICE} bytes");
-            return Err(ModelError::field("device bytes", &device_bytes, &must));
-        }
+        let header = Header { seen, device_bytes };
+        header.check()?;
         Ok(Self {
             from,
-            header: Header { seen, device_bytes },
+            header,
             version,
             payload: Vec::new(),
             at: 0,

@@ -213,7 +213,10 @@ fn what_cannot_be_is_refused_by_its_field() {
     other[8] = 4;
     assert!(read(&other).unwrap_err().to_string().contains("version is 4"));
     assert!(read(b"0x10 READ 1, and so on for a while").unwrap_err().to_string().contains("LAMTRACE"));
-    let small = Writer::new(Vec::new(), Header { device_bytes: 5, ..HEAD }).unwrap().finish().unwrap();
+    let mut small = written(&[]);
+    small[16..24].copy_from_slice(&5_u64.to_le_bytes());
+    let check = crc32c::crc32c(&small[..24]);
+    small[24..28].copy_from_slice(&check.to_le_bytes());
     assert!(read(&small).unwrap_err().to_string().contains("device bytes is 5"));
 }
 
@@ -253,5 +256,23 @@ fn blocks_are_found_by_their_numbers_and_no_others() {
     }
     for number in wanted.keys().flat_map(|number| [number.wrapping_sub(1), *number, number ^ 64]) {
         assert_eq!(blocks.get(number), wanted.get(&number), "{number}");
+    }
+}
+
+#[test]
+fn what_no_reader_takes_is_not_begun() {
+    for device_bytes in [0, 64, BLOCK_BYTES - 1, MAX_DEVICE + 1, u64::MAX] {
+        let mut out = Vec::new();
+        let why = Writer::new(&mut out, Header { device_bytes, ..HEAD }).map(|_| ()).unwrap_err().to_string();
+        assert!(
+            why.starts_with(&format!("device bytes is {device_bytes}: it must be from 4096 to")),
+            "{why}"
+        );
+        assert!(out.is_empty());
+    }
+    for device_bytes in [BLOCK_BYTES, MAX_DEVICE] {
+        let header = Header { device_bytes, ..HEAD };
+        let trace = Writer::new(Vec::new(), header).unwrap().finish().unwrap();
+        assert_eq!(Reader::new(&trace[..]).unwrap().header(), header);
     }
 }

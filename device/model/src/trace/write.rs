@@ -30,8 +30,9 @@ impl<W: Write> Writer<W> {
     /// Begins a trace.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// It cannot be written, or no reader takes its header.
     pub fn new(mut out: W, header: Header) -> io::Result<Self> {
+        header.check().map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
         let mut bytes = [0; HEADER];
         bytes[..8].copy_from_slice(MAGIC);
         bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
