@@ -72,6 +72,27 @@ def test_tensors_come_and_go(device):
         device["t0"]
 
 
+def test_a_tensor_that_was_removed_touches_nothing_that_comes_there(device):
+    ones, twos = np.ones(4096, np.float32), np.full(4096, 2, np.float32)
+    old = device.store("a", ones)
+    device.remove("a")
+    new = device.create("b", 4096, np.float32)
+    new.store(twos)
+    assert new.dpa == old.dpa
+    for use in (lambda: old.store(ones * 9), old.array, lambda: old.array("full"), old.flush, lambda: np.asarray(old)):
+        with pytest.raises(lamina.LaminaError, match="the tensor a is gone"):
+            use()
+    assert (new.array() == twos).all() and (new.array("full") == twos).all()
+    # Of the same name, and not the same.
+    device.remove("b")
+    again = device.create("b", (64, 64), np.float32)
+    assert again.dpa == new.dpa and again.nbytes == new.nbytes
+    for use in (lambda: new.store(ones), new.array, lambda: new.array("full"), new.flush):
+        with pytest.raises(lamina.LaminaError, match="another than this was.*64, 64"):
+            use()
+    assert (again.array() == 2).all()
+
+
 def test_a_derived_tensor_is_detached(device):
     values = weights(1 << 16)
     near = values.copy()
