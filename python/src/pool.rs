@@ -216,7 +216,7 @@ impl Attached {
         let (served, mut pool, began) = (node.rest(), node.pool, Instant::now());
         loop {
             match Arc::try_unwrap(pool) {
-                Ok(pool) => return served.and_then(|()| pool.leave()),
+                Ok(pool) => return pool.leave().and(served),
                 Err(shared) if began.elapsed() < LEAVING => pool = shared,
                 // Others find this node gone when the last thread ends what it is at.
                 Err(_) => return Err(PoolError::Timeout("what other threads do with the pool")),
@@ -235,7 +235,8 @@ impl Attached {
             std::thread::sleep(Duration::from_millis(1));
         }
         if let Some(node) = self.node.write().unwrap_or_else(PoisonError::into_inner).as_mut() {
-            // What ended it before is told by the next operation.
+            // What ended it before ends it again when it is resumed, and is told by `check` and by
+            // who leaves. Of a node that was fenced all else tells, too.
             let _ = node.rest();
         }
     }
