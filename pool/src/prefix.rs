@@ -377,7 +377,13 @@ impl Pool {
     }
 
     /// Reads all of what is pinned, and checks it.
-    pub(crate) fn fill(&self, pin: &Pin<'_>, pieces: &mut [&mut [u8]]) -> Result<(), PoolError> {
+    fn fill(&self, pin: &Pin<'_>, pieces: &mut [&mut [u8]]) -> Result<(), PoolError> {
+        let crc = self.load(pin, pieces)?;
+        self.verify(pin, &crc)
+    }
+
+    /// Reads all of what is pinned: its check.
+    pub(crate) fn load(&self, pin: &Pin<'_>, pieces: &mut [&mut [u8]]) -> Result<Crc, PoolError> {
         let entry = &pin.entry;
         self.member.lines.consume(entry.at, entry.length)?;
         let (mut at, mut crc) = (entry.at, Crc::default());
@@ -385,16 +391,37 @@ impl Pool {
             self.member.lines.load_checked(at, piece, &mut crc)?;
             at += piece.len() as u64;
         }
-        self.verify(pin, &crc)
+        Ok(crc)
     }
 
     /// Whether what was read is what was stored.
-    pub(crate) fn verify(&self, pin: &Pin<'_>, crc: &Crc) -> Result<(), PoolError> {
+    pub(crate) fn is_whole(&self, pin: &Pin<'_>, crc: &Crc) -> Result<bool, PoolError> {
         if crc.finish() != pin.entry.crc {
             self.member.alive()?;
-            return Err(PoolError::Damaged { what: "an object's bytes", at: pin.entry.at });
+            return Ok(false);
         }
         Counts::add(&self.counts.read_bytes, pin.entry.length);
+        Ok(true)
+    }
+
+    /// Refuses what is not what was stored.
+    pub(crate) fn verify(&self, pin: &Pin<'_>, crc: &Crc) -> Result<(), PoolError> {
+        if self.is_whole(pin, crc)? {
+            return Ok(());
+        }
+        self.drop_damaged(pin)?;
+        Err(PoolError::Damaged { what: "an object's bytes", at: pin.entry.at })
+    }
+
+    /// Drops a block that cannot be read: as long as it is there nobody stores it anew. Others may
+    /// have it pinned; its place is free when they are done. Objects are for `check` to drop.
+    pub(crate) fn drop_damaged(&self, pin: &Pin<'_>) -> Result<(), PoolError> {
+        // Who was taken for dead may have read what is another's by now.
+        self.member.alive()?;
+        if pin.tag.state().is_some_and(State::is_block) {
+            pin.let_go();
+            evict(&self.member, &self.heap, pin.slot, pin.tag)?;
+        }
         Ok(())
     }
 }
