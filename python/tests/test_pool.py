@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import lamina
-from lamina.pool import PoolFull, create, keys
+from lamina.pool import PoolFull, create, keys, open_for
 from lamina.pool import open as open_pool
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.int8, np.bool_, np.complex64, ">f4"]
@@ -665,6 +665,20 @@ def test_a_pool_in_the_base_window_holds_what_is_of_a_class(program, tmp_path):
         with pytest.raises(lamina.LaminaError, match="bf17"):
             pool.put("wrong", b"x", format="bf17")
         assert holds(pool)["ready"] == 2
+
+
+def test_a_chunk_of_a_class_does_not_make_the_pool_one_of_it(program, tmp_path):
+    where, (chunk, *_) = tmp_path / "mounted", real_cache()
+    base = where / "base"
+    with lamina.mount(on=where, capacity=64 << 20), create(base, size="64M") as pool:
+        pool.put("one", chunk, kv=(256, 128))
+        with pytest.raises(lamina.LaminaError, match="was not made to be coded as"):
+            open_pool(base, create=True, kv=(256, 128))
+        # Who stores values of one kind says so with each.
+        other, said = open_for(base, create=True, size="64M", nodes=16, format=None, kv=(256, 128))
+        assert said == ("bf16", (256, 128))
+        other.close()
+        assert pool.get("one") == chunk.tobytes()
 
 
 def test_a_class_wants_a_device(pool):
