@@ -155,7 +155,9 @@ class Device(Mapping[str, Tensor]):
         self._windows = windows
         self._control = control
         self._where = where
-        self._mounted: Path | None = None
+        # What close() takes down, and the directory that was made for it.
+        self._mounted: str | None = None
+        self._made: str | None = None
         self._base = base
         # A generation of the directory, and the tensors that there were then, by name.
         self._known: tuple[int, dict[str, dict[str, Any]]] | None = None
@@ -267,10 +269,13 @@ class Device(Mapping[str, Tensor]):
         return self._control.stats()
 
     def close(self) -> None:
-        """Takes down what :func:`mount` mounted. Arrays over it are of no use afterwards."""
+        """Takes down what :func:`mount` mounted. Arrays over it are of no use afterwards.
+
+        If that fails the device is still there, and this can be called again.
+        """
         if self._mounted is not None:
-            mounted, self._mounted = self._mounted, None
-            _run(["umount", os.fspath(mounted)])
+            _unmount(self._mounted, self._made)
+            self._mounted = None
 
     def __enter__(self) -> Device:
         return self
@@ -324,6 +329,8 @@ def mount(*models: Path, on: Path | None = None, capacity: int | None = None, im
     made = None
     if on is None:
         made = on = tempfile.mkdtemp(prefix="lamina-")
+    # Whoever takes it down may have another working directory by then.
+    where = os.path.abspath(on)
     arguments = ["mount", "--json"]
     if capacity is None and not models and image is None:
         capacity = EMPTY
@@ -332,14 +339,25 @@ def mount(*models: Path, on: Path | None = None, capacity: int | None = None, im
     if image is not None:
         arguments += ["--image", os.fspath(image)]
     try:
-        said = json.loads(_run([*arguments, *(os.fspath(model) for model in models), os.fspath(on)]))
+        said = _run([*arguments, *(os.fspath(model) for model in models), where])
     except BaseException:
         if made is not None:
             os.rmdir(made)
         raise
-    device = open(on, api=said["api"])
-    device._mounted = on
+    try:
+        device = open(where, api=json.loads(said)["api"])
+    except BaseException:
+        _unmount(where, made)
+        raise
+    device._mounted, device._made = where, made
     return device
+
+
+def _unmount(where: str, made: str | None) -> None:
+    """Takes down the device mounted on ``where``, and removes the directory that was made for it."""
+    _run(["umount", where])
+    if made is not None:
+        os.rmdir(made)
 
 
 def _program() -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 
 import ml_dtypes
 import numpy as np
@@ -164,6 +165,44 @@ def test_without_a_device_it_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(lamina.LaminaError, match="cargo install"):
         lamina.mount()
+
+
+def test_what_was_mounted_leaves_no_directory(program, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    device = lamina.mount()
+    (made,) = tmp_path.iterdir()
+    assert os.path.ismount(made)
+    device.close()
+    assert list(tmp_path.iterdir()) == []
+    device.close()
+
+
+def test_a_device_that_cannot_be_opened_is_taken_down_again(program, tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise lamina.LaminaError("not today")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(lamina._device, "open", fails)
+    for on in (None, tmp_path / "mounted"):
+        with pytest.raises(lamina.LaminaError, match="not today"):
+            lamina.mount(on=on)
+        assert not os.path.ismount(tmp_path / "mounted")
+        assert [found for found in tmp_path.iterdir() if found.name != "mounted"] == []
+
+
+def test_a_device_is_taken_down_wherever_the_process_is_by_then(program, tmp_path, monkeypatch):
+    where = tmp_path / "mounted"
+    monkeypatch.chdir(tmp_path)
+    device = lamina.mount(on="mounted")
+    monkeypatch.chdir("/")
+    # A close that fails is no close.
+    monkeypatch.setenv("LAMINA", "/bin/false")
+    with pytest.raises(lamina.LaminaError, match="umount"):
+        device.close()
+    assert os.path.ismount(where)
+    monkeypatch.setenv("LAMINA", program)
+    device.close()
+    assert not os.path.ismount(where)
 
 
 def test_a_device_that_is_gone_is_said_to_be_gone(program):
