@@ -17,7 +17,8 @@ class Declaration:
     """What tells the device what the bytes of a pool's file are, as the pool is made."""
 
     def __init__(self, path: str | os.PathLike[str], format: str | None, kv: tuple[int, int] | None) -> None:
-        self._path = os.path.abspath(path)
+        # Where it is in truth: the mount, or the file, may be behind a symbolic link.
+        self._path = os.path.realpath(path)
         self._format = format or "bf16"
         self._kv = kv
         self._is_made = False

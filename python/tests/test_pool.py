@@ -710,6 +710,18 @@ def test_a_pool_in_the_base_window_is_a_tensor_where_its_objects_are(program, tm
             assert again.list() == [] and len(device) == 1
 
 
+def test_a_mount_behind_a_symbolic_link_is_a_mount(mounted, tmp_path):
+    (link := tmp_path / "link").symlink_to(mounted)
+    (file := tmp_path / "file").symlink_to(mounted / "files" / "other")
+    for path in (link / "files" / "pool", file):
+        with create(path, size="16M", kv=(32, 256)) as pool:
+            pool.put("a", b"x" * 1000)
+        with open_pool(path, create=True, kv=(32, 256)) as pool:
+            assert pool.get("a") == b"x" * 1000
+    for name in ("pool", "other"):
+        assert os.getxattr(mounted / "files" / name, "user.lamina.kv") == b"32,256"
+
+
 def test_processes_share_a_pool_in_a_mount(mounted):
     path = mounted / "files" / "pool"
     with create(path, size="32M", kv=(32, 256)) as pool:
