@@ -68,7 +68,7 @@ impl Pool {
     /// Reserves a block of `length` bytes.
     ///
     /// # Errors
-    /// [`PoolError::Full`], [`PoolError::Fenced`].
+    /// [`PoolError::Full`], [`PoolError::NoSlot`], [`PoolError::Fenced`].
     pub fn reserve(&self, key: Key, length: u64) -> Result<Reserved<'_>, PoolError> {
         self.own().reserve(key, length)
     }
@@ -213,7 +213,7 @@ impl Pool {
         }
         if !seen.iter().any(|tag| tag.state() == Some(State::Evicting)) {
             let Some((slot, tag)) = self.oldest_of(group)? else {
-                return Err(PoolError::Full { bytes: LINE });
+                return Err(PoolError::NoSlot);
             };
             if evict(&self.member, &self.heap, slot, tag)? {
                 Counts::add(&self.counts.evictions, 1);
@@ -227,7 +227,7 @@ impl Pool {
     /// Stores a block, unless it is there or another stores it. Whether this call did.
     ///
     /// # Errors
-    /// [`PoolError::Full`], [`PoolError::Fenced`].
+    /// [`PoolError::Full`], [`PoolError::NoSlot`], [`PoolError::Fenced`].
     pub fn store(&self, key: Key, pieces: &[&[u8]]) -> Result<bool, PoolError> {
         self.own().store(key, pieces)
     }

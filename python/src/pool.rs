@@ -64,7 +64,7 @@ impl From<Refused> for PyErr {
             | Refused::Pool(PoolError::NoName | PoolError::TooLong { .. } | PoolError::Geometry(_)) => {
                 PyValueError::new_err(text)
             }
-            Refused::Pool(PoolError::Full { .. }) => PoolFull::new_err(text),
+            Refused::Pool(PoolError::Full { .. } | PoolError::NoSlot) => PoolFull::new_err(text),
             _ => LaminaError::new_err(text),
         }
     }

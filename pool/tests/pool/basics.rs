@@ -146,6 +146,31 @@ fn a_pool_that_is_full_of_objects_says_so_and_evicts_none() {
 }
 
 #[test]
+fn objects_that_have_all_slots_of_a_key_are_said_to() {
+    for world in worlds() {
+        let one = world.attach(0).unwrap();
+        // There are four groups of eight slots, and space for more.
+        let put = |number: u32| one.put(&format!("{number}"), b"");
+        let stored: Vec<_> = (0..40).filter(|number| put(*number).is_ok()).collect();
+        assert!((8..33).contains(&stored.len()));
+        let refused = (0..40).find(|number| !stored.contains(number)).unwrap();
+        let why = put(refused).unwrap_err();
+        assert!(matches!(why, PoolError::NoSlot), "{why}");
+        assert!(why.to_string().contains("eight that this key may have hold objects"), "{why}");
+        assert!(one.stats().unwrap().taken_bytes < 3 * 4096);
+        // Blocks make room.
+        for number in &stored {
+            assert!(one.delete(&format!("{number}")).unwrap());
+        }
+        for number in 0..100 {
+            assert!(one.store(key(number), &[b"block"]).unwrap());
+        }
+        put(refused).unwrap();
+        assert!(one.check(false).unwrap().problems.is_empty());
+    }
+}
+
+#[test]
 fn a_block_that_is_damaged_is_dropped_by_who_reads_it_and_stored_anew() {
     for world in worlds() {
         let (one, other) = (world.attach(0).unwrap(), world.attach(1).unwrap());
