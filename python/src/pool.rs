@@ -23,7 +23,8 @@ pyo3::import_exception!(lamina.pool, PoolFull);
 const PIECE: usize = 16 << 10;
 /// There is no pool any more.
 const CLOSED: Refused = Refused::Closed("the pool was closed: open it again");
-/// How long [`Attached::leave`] and [`Attached::rest`] wait for what other threads are at.
+/// How long [`Attached::leave`] and [`Attached::rest`] wait for what other threads are at. For the
+/// thread that does the node's duty they wait until it ends its turn.
 const LEAVING: Duration = Duration::from_secs(10);
 
 /// Why a pool did not do something.
