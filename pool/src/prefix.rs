@@ -139,7 +139,10 @@ impl Pool {
                     return Err(why);
                 }
             };
-            self.member.lines.ntstore(entry.name_at, name.as_bytes())?;
+            if let Err(why) = self.member.lines.ntstore(entry.name_at, name.as_bytes()) {
+                self.give(&entry)?;
+                return Err(why.into());
+            }
         }
         let given = entry.clone();
         let reserved = self.enter(entry, kind);
