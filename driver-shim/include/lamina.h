@@ -77,9 +77,19 @@ void lamina_close(lamina *handle);
  */
 int lamina_refresh(lamina *handle);
 
-/* Tensors and views in the directory; 0 with a null handle. */
+/*
+ * Tensors and views that there are; 0 with a null handle. The directory has room for a few ten
+ * thousand: where there are more, lamina_open() and lamina_refresh() ask the control port for them.
+ */
 size_t lamina_tensor_count(const lamina *handle);
 size_t lamina_view_count(const lamina *handle);
+
+/*
+ * 1 if there are more tensors or views than the directory has room for and no control port told of
+ * them: then they are not counted, and lamina_map() does not know them. Else 0; -1 with a null
+ * handle.
+ */
+int lamina_is_incomplete(const lamina *handle);
 
 /* Describes the tensor or view number index, counted from 0. */
 int lamina_tensor_info(const lamina *handle, size_t index, lamina_tensor *out);

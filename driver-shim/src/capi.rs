@@ -238,6 +238,14 @@ pub(crate) unsafe extern "C" fn lamina_view_count(handle: *const Handle) -> usiz
 }
 
 /// # Safety
+/// As [`shared`].
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn lamina_is_incomplete(handle: *const Handle) -> c_int {
+    // SAFETY: the caller's promise.
+    guard(|| Ok(unsafe { shared(handle) }?.lamina.directory().is_incomplete)).map_or(-1, c_int::from)
+}
+
+/// # Safety
 /// As [`shared`]; `out` is null or points to a `lamina_tensor`.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn lamina_tensor_info(

@@ -552,7 +552,7 @@ impl Ctl {
         }
     }
 
-    fn no_reply(&self, reply: &[u8]) -> CtlError {
+    pub(crate) fn no_reply(&self, reply: &[u8]) -> CtlError {
         let reply = String::from_utf8_lossy(&reply[..reply.len().min(200)]).into_owned();
         CtlError::Reply { path: self.path.clone(), reply }
     }

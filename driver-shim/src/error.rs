@@ -73,12 +73,21 @@ pub enum Error {
     )]
     NoBase,
     /// No such tensor.
-    #[error("no tensor named {name:?}; `lamina-shim list` shows the {count} there are")]
+    #[error(
+        "no tensor named {name:?}; {}",
+        if *is_incomplete {
+            format!("the directory has room for {count} of those there are, and no control port tells of the others")
+        } else {
+            format!("`lamina-shim list` shows the {count} there are")
+        }
+    )]
     NoTensor {
         /// The name.
         name: String,
         /// Tensors in the directory.
         count: usize,
+        /// Whether there are others.
+        is_incomplete: bool,
     },
     /// No such view.
     #[error("tensor {tensor:?} has no view {spelling:?}; it has: {known}. `lamina-shim view` makes one")]

@@ -102,7 +102,7 @@ impl Lamina {
             (None, None) => discover(&tree)?,
         };
         let views = views.open(Role::Views, options.views_access, &tree)?;
-        let directory = checked(&views)?;
+        let directory = whole(&views, &tree, options.ctl.as_deref())?;
         let base = base.map(|place| place.open(Role::Base, options.base_access, &tree)).transpose()?;
         if let Some(base) = &base
             && base.bytes() < directory.base_bytes
@@ -116,7 +116,8 @@ impl Lamina {
         Ok(Self { base, views, directory, ctl: options.ctl.clone(), tree })
     }
 
-    /// The directory as it was last read.
+    /// The directory as it was last read, with the tensors and views that it has no room for if the
+    /// control port told of them. It is incomplete only if there are such and nobody did.
     pub fn directory(&self) -> &Directory {
         &self.directory
     }
@@ -126,7 +127,7 @@ impl Lamina {
     /// # Errors
     /// [`Error::Directory`], [`Error::ShortWindow`].
     pub fn refresh(&mut self) -> Result<&Directory, Error> {
-        self.directory = checked(&self.views)?;
+        self.directory = whole(&self.views, &self.tree, self.ctl.as_deref())?;
         Ok(&self.directory)
     }
 
@@ -147,9 +148,11 @@ impl Lamina {
     /// [`Error::NoTensor`], [`Error::NoView`], [`Error::NoBase`], [`Error::Lie`].
     pub fn locate(&self, tensor: &str, view: &str) -> Result<Location, Error> {
         let directory = &self.directory;
-        let entry = directory
-            .tensor(tensor)
-            .ok_or_else(|| Error::NoTensor { name: tensor.into(), count: directory.tensors.len() })?;
+        let entry = directory.tensor(tensor).ok_or_else(|| Error::NoTensor {
+            name: tensor.into(),
+            count: directory.tensors.len(),
+            is_incomplete: directory.is_incomplete,
+        })?;
         let lie = |field, value: u128, bound| Error::Lie {
             what: format!("view {view:?} of tensor {tensor:?}"),
             field,
@@ -238,6 +241,19 @@ impl Lamina {
 /// [`Error::Ctl`].
 pub fn open_ctl(tree: &Tree, path: Option<&Path>) -> Result<Ctl, Error> {
     Ok(path.map_or_else(|| Ctl::find(tree), Ctl::open)?)
+}
+
+/// The directory, and what it has no room for as the control port tells.
+fn whole(views: &Window, tree: &Tree, ctl: Option<&Path>) -> Result<Directory, Error> {
+    let directory = checked(views)?;
+    if !directory.is_incomplete {
+        return Ok(directory);
+    }
+    let told = open_ctl(tree, ctl).and_then(|mut ctl| directory::complete(&directory, &mut ctl));
+    Ok(told.unwrap_or_else(|error| {
+        tracing::debug!(%error, "the directory is incomplete, and nobody tells the rest");
+        directory
+    }))
 }
 
 /// The directory, with the window sizes it states held against the window it came from.

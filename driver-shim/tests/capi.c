@@ -101,6 +101,7 @@ int main(int argc, char **argv)
     CHECK(lamina_view_info(handle, 0, NULL) < 0);
     CHECK(lamina_view_info(NULL, 0, &view) < 0);
     CHECK(lamina_tensor_count(NULL) == 0 && lamina_view_count(NULL) == 0);
+    CHECK(lamina_is_incomplete(NULL) == -1 && lamina_is_incomplete(handle) == 0);
     CHECK(lamina_flush(NULL, 0, 0) < 0);
     CHECK(lamina_invalidate(NULL, 0, 0) < 0);
     CHECK(lamina_tensor_add(NULL, "mine", 1, "bf16", 0, 0) < 0);

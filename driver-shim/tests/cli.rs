@@ -7,7 +7,7 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-use common::{ELEMENTS, Windows, willing_device};
+use common::{ELEMENTS, Windows, device, willing_device};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -232,6 +232,93 @@ fn failures_are_one_line_that_says_what_to_do() {
     assert!(error.contains("/missing") && error.matches("No such file").count() == 1, "{error}");
     windows.write_directory(&lamina_abi::Directory { views_bytes: u64::MAX, ..windows.directory.clone() });
     assert!(bad(&windows, &["list"]).contains("another device"));
+}
+
+/// A directory that names one tensor of two, and has no views.
+fn cut(windows: &Windows) {
+    let mut directory = windows.directory.clone();
+    directory.tensors.truncate(1);
+    directory.views.clear();
+    windows.write_directory(&lamina_abi::Directory { is_incomplete: true, ..directory });
+}
+
+#[test]
+fn what_a_directory_has_no_room_for_is_said_to_be_missing() {
+    let windows = Windows::new();
+    cut(&windows);
+    let text = good(&windows, &["list"]);
+    assert!(text.contains("\nw ") && text.lines().last().unwrap().starts_with("... and more"), "{text}");
+    let json: Value = serde_json::from_str(&good(&windows, &["list", "--json"])).unwrap();
+    assert_eq!((&json["is_incomplete"], json["tensors"].as_array().unwrap().len()), (&Value::Bool(true), 1));
+    assert!(run(&windows, &["cat", "w"]).stdout == windows.expected("w", "base"));
+    let error = bad(&windows, &["cat", "kv"]);
+    assert!(error.contains("has room for 1 of those there are"), "{error}");
+    for args in [&["sum", "--all"][..], &["sum", "w", "--all"], &["map"]] {
+        let error = bad(&windows, args);
+        assert!(error.contains("no room for all") && error.contains("LAMINA_CTL"), "{error}");
+    }
+}
+
+#[test]
+fn what_a_directory_has_no_room_for_the_control_port_tells() {
+    let windows = Windows::new();
+    cut(&windows);
+    let directory = windows.directory.clone();
+    // Pages are full: of many tensors of no bytes, which share the place of the last.
+    let tensors: Vec<Value> = (0..1500)
+        .map(|number| serde_json::json!({
+            "name": format!("empty {number}"), "dpa": 0, "length": 0, "elements": 0, "shape": [0], "format": "bf16",
+            "layout": { "kind": "weight" }, "codec": "tree",
+        }))
+        .chain(directory.tensors.iter().map(|tensor| {
+            let layout = if tensor.name == "kv" {
+                serde_json::json!({ "kind": "kv", "channels": 32, "window": 16 })
+            } else {
+                serde_json::json!({ "kind": "weight" })
+            };
+            serde_json::json!({
+                "name": tensor.name, "dpa": tensor.dpa, "length": tensor.length, "elements": tensor.elements,
+                "shape": [tensor.elements], "format": tensor.format, "layout": layout, "codec": "tree",
+            })
+        }))
+        .collect();
+    let views: Vec<Value> = directory
+        .views
+        .iter()
+        .map(|view| serde_json::json!({
+            "tensor": directory.tensors[view.tensor as usize].name, "view": view.spelling, "offset": view.offset,
+            "length": view.length, "elements": view.elements, "bits": view.bits, "scale_exp": view.scale_exp,
+            "planes": 1,
+        }))
+        .collect();
+    let requests = device(&windows.path("ctl"), move |line, stream| {
+        let request: Value = serde_json::from_str(line).unwrap();
+        let (what, all, place) = match request["op"].as_str().unwrap() {
+            "tensors" => ("tensors", &tensors, "dpa"),
+            "views" => ("views", &views, "offset"),
+            other => panic!("{other}"),
+        };
+        let from = request["from"].as_u64().unwrap();
+        let page: Vec<&Value> = all.iter().filter(|one| one[place].as_u64().unwrap() >= from).collect();
+        let reply = serde_json::json!({ "ok": true, what: page });
+        stream.write_all(format!("{reply}\n").as_bytes()).unwrap();
+    });
+    let json: Value = serde_json::from_str(&good(&windows, &["list", "--json"])).unwrap();
+    assert_eq!(
+        (&json["is_incomplete"], json["tensors"].as_array().unwrap().len()),
+        (&Value::Bool(false), 1502)
+    );
+    assert_eq!(
+        json["tensors"][1501]["layout"],
+        serde_json::json!({ "kv": { "channels": 32, "window": 16 } })
+    );
+    assert_eq!(json["tensors"][1500]["views"][2]["bits"], 12);
+    assert!(requests.lock().unwrap().len() > 2);
+    for tensor in ["w", "kv"] {
+        assert!(run(&windows, &["cat", tensor, "full"]).stdout == windows.expected(tensor, "full"));
+    }
+    assert!(bad(&windows, &["cat", "none"]).contains("shows the 1502 there are"));
+    assert_eq!(good(&windows, &["sum", "kv", "--all"]).lines().count(), 2);
 }
 
 #[test]

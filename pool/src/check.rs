@@ -148,24 +148,21 @@ impl Pool {
             let Some(pin) = self.pins.pin(&self.member, slot, tag)? else { continue };
             let mut bytes = vec![0; pin.entry.length as usize];
             let named = !tag.state().is_some_and(State::has_name) || self.name(&pin.entry)?.is_some();
-            match self.fill(&pin, &mut [&mut bytes]) {
-                Ok(()) if named => {
-                    report.ready += 1;
-                    report.bytes += pin.entry.length;
+            let crc = self.load(&pin, &mut [&mut bytes])?;
+            if self.is_whole(&pin, &crc)? && named {
+                report.ready += 1;
+                report.bytes += pin.entry.length;
+                continue;
+            }
+            found.say("bytes that do not check", pin.entry.at);
+            let places: Vec<u64> = pin.entry.places().collect();
+            drop(pin);
+            if repair {
+                self.drop_slot(slot, tag)?;
+                // Of two that point to one place the other may keep it.
+                if !found.doubts.contains(&slot) {
+                    found.dropped.extend(places);
                 }
-                Ok(()) | Err(PoolError::Damaged { .. }) => {
-                    found.say("bytes that do not check", pin.entry.at);
-                    let places: Vec<u64> = pin.entry.places().collect();
-                    drop(pin);
-                    if repair {
-                        self.drop_slot(slot, tag)?;
-                        // Of two that point to one place the other may keep it.
-                        if !found.doubts.contains(&slot) {
-                            found.dropped.extend(places);
-                        }
-                    }
-                }
-                Err(why) => return Err(why),
             }
         }
         Ok(())

@@ -39,6 +39,12 @@ pub enum PoolError {
         /// What was wanted.
         bytes: u64,
     },
+    /// The slots that a key may have are in use by what is not evicted.
+    #[error(
+        "no slot: the eight that this key may have hold objects, which are not evicted; delete one of these, or create \
+         the pool anew and larger: it has more slots then"
+    )]
+    NoSlot,
     /// Another is at it, or too many are.
     #[error("waited too long for {0}")]
     Timeout(&'static str),

@@ -62,6 +62,9 @@ impl Pool {
     pub fn hold_named(&self, name: &str) -> Result<Option<Held<'_>>, PoolError> {
         let Some(held) = self.hold(&Key::of_name(name))? else { return Ok(None) };
         let found = self.name(&held.pin.entry)?;
+        if found.is_none() && held.pin.tag.state() == Some(State::Named) {
+            self.drop_damaged(&held.pin)?;
+        }
         Ok(found.is_some_and(|found| found == name).then_some(held))
     }
 

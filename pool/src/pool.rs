@@ -191,7 +191,8 @@ impl Pool {
     /// the new.
     ///
     /// # Errors
-    /// [`PoolError::Full`], [`PoolError::NoName`], [`PoolError::TooLong`], [`PoolError::Fenced`].
+    /// [`PoolError::Full`], [`PoolError::NoSlot`], [`PoolError::NoName`], [`PoolError::TooLong`],
+    /// [`PoolError::Fenced`].
     pub fn put(&self, name: &str, bytes: &[u8]) -> Result<(), PoolError> {
         self.put_from(name, bytes.len() as u64, |reservation| reservation.append(bytes))
     }

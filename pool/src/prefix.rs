@@ -68,7 +68,7 @@ impl Pool {
     /// Reserves a block of `length` bytes.
     ///
     /// # Errors
-    /// [`PoolError::Full`], [`PoolError::Fenced`].
+    /// [`PoolError::Full`], [`PoolError::NoSlot`], [`PoolError::Fenced`].
     pub fn reserve(&self, key: Key, length: u64) -> Result<Reserved<'_>, PoolError> {
         self.own().reserve(key, length)
     }
@@ -139,7 +139,10 @@ impl Pool {
                     return Err(why);
                 }
             };
-            self.member.lines.ntstore(entry.name_at, name.as_bytes())?;
+            if let Err(why) = self.member.lines.ntstore(entry.name_at, name.as_bytes()) {
+                self.give(&entry)?;
+                return Err(why.into());
+            }
         }
         let given = entry.clone();
         let reserved = self.enter(entry, kind);
@@ -213,7 +216,7 @@ impl Pool {
         }
         if !seen.iter().any(|tag| tag.state() == Some(State::Evicting)) {
             let Some((slot, tag)) = self.oldest_of(group)? else {
-                return Err(PoolError::Full { bytes: LINE });
+                return Err(PoolError::NoSlot);
             };
             if evict(&self.member, &self.heap, slot, tag)? {
                 Counts::add(&self.counts.evictions, 1);
@@ -227,7 +230,7 @@ impl Pool {
     /// Stores a block, unless it is there or another stores it. Whether this call did.
     ///
     /// # Errors
-    /// [`PoolError::Full`], [`PoolError::Fenced`].
+    /// [`PoolError::Full`], [`PoolError::NoSlot`], [`PoolError::Fenced`].
     pub fn store(&self, key: Key, pieces: &[&[u8]]) -> Result<bool, PoolError> {
         self.own().store(key, pieces)
     }
@@ -377,7 +380,13 @@ impl Pool {
     }
 
     /// Reads all of what is pinned, and checks it.
-    pub(crate) fn fill(&self, pin: &Pin<'_>, pieces: &mut [&mut [u8]]) -> Result<(), PoolError> {
+    fn fill(&self, pin: &Pin<'_>, pieces: &mut [&mut [u8]]) -> Result<(), PoolError> {
+        let crc = self.load(pin, pieces)?;
+        self.verify(pin, &crc)
+    }
+
+    /// Reads all of what is pinned: its check.
+    pub(crate) fn load(&self, pin: &Pin<'_>, pieces: &mut [&mut [u8]]) -> Result<Crc, PoolError> {
         let entry = &pin.entry;
         self.member.lines.consume(entry.at, entry.length)?;
         let (mut at, mut crc) = (entry.at, Crc::default());
@@ -385,16 +394,37 @@ impl Pool {
             self.member.lines.load_checked(at, piece, &mut crc)?;
             at += piece.len() as u64;
         }
-        self.verify(pin, &crc)
+        Ok(crc)
     }
 
     /// Whether what was read is what was stored.
-    pub(crate) fn verify(&self, pin: &Pin<'_>, crc: &Crc) -> Result<(), PoolError> {
+    pub(crate) fn is_whole(&self, pin: &Pin<'_>, crc: &Crc) -> Result<bool, PoolError> {
         if crc.finish() != pin.entry.crc {
             self.member.alive()?;
-            return Err(PoolError::Damaged { what: "an object's bytes", at: pin.entry.at });
+            return Ok(false);
         }
         Counts::add(&self.counts.read_bytes, pin.entry.length);
+        Ok(true)
+    }
+
+    /// Refuses what is not what was stored.
+    pub(crate) fn verify(&self, pin: &Pin<'_>, crc: &Crc) -> Result<(), PoolError> {
+        if self.is_whole(pin, crc)? {
+            return Ok(());
+        }
+        self.drop_damaged(pin)?;
+        Err(PoolError::Damaged { what: "an object's bytes", at: pin.entry.at })
+    }
+
+    /// Drops a block that cannot be read: as long as it is there nobody stores it anew. Others may
+    /// have it pinned; its place is free when they are done. Objects are for `check` to drop.
+    pub(crate) fn drop_damaged(&self, pin: &Pin<'_>) -> Result<(), PoolError> {
+        // Who was taken for dead may have read what is another's by now.
+        self.member.alive()?;
+        if pin.tag.state().is_some_and(State::is_block) {
+            pin.let_go();
+            evict(&self.member, &self.heap, pin.slot, pin.tag)?;
+        }
         Ok(())
     }
 }

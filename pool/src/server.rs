@@ -32,6 +32,7 @@ const BUSY: u16 = 5;
 const REFUSED: u16 = 6;
 /// The device does not take the class.
 pub(crate) const NO_CLASS: u16 = 7;
+pub(crate) const NO_SLOT: u16 = 8;
 
 /// Words as a message has them.
 pub(crate) fn words(words: &[u64]) -> Vec<u8> {
@@ -193,6 +194,7 @@ impl IndexServer {
                     Ok(Reserved::Ready) => return Ok((READY, Vec::new())),
                     Ok(Reserved::Busy) => return Ok((BUSY, Vec::new())),
                     Err(PoolError::Full { .. }) => return Ok((FULL, Vec::new())),
+                    Err(PoolError::NoSlot) => return Ok((NO_SLOT, Vec::new())),
                     Err(PoolError::Declare(_)) => return Ok((NO_CLASS, Vec::new())),
                     Err(why) => return Err(why),
                 }

@@ -82,7 +82,7 @@ pub fn turn(pool: &Pool, round: &mut u64, done: &mut Done) -> Result<(), Wrong> 
         10..12 => done.removed += u64::from(pool.remove(&key)?),
         12 | 13 => match pool.put(&name, &content(number)) {
             Ok(()) => done.stored += 1,
-            Err(PoolError::Full { .. }) => {}
+            Err(PoolError::Full { .. } | PoolError::NoSlot) => {}
             Err(why) => return Err(why.into()),
         },
         14 => {

@@ -243,6 +243,8 @@ pub(crate) struct Pin<'p> {
     member: &'p Member,
     pins: &'p Pins,
     number: usize,
+    pub(crate) slot: Slot,
+    pub(crate) tag: Tag,
     pub(crate) entry: Entry,
 }
 
@@ -272,7 +274,7 @@ impl Pins {
             name_at: 0,
             name_length: 0,
         };
-        let mut pin = Pin { member, pins: self, number, entry: none };
+        let mut pin = Pin { member, pins: self, number, slot, tag, entry: none };
         member.lines.post(member.layout.hazard(member.node, number), slot.number() + 1)?;
         member.lines.told()?;
         member.lines.invalidate(member.layout.tag(slot), 8)?;
@@ -287,12 +289,19 @@ impl Pins {
     }
 }
 
-impl Drop for Pin<'_> {
-    fn drop(&mut self) {
+impl Pin<'_> {
+    /// Lets go of the slot before this ends.
+    pub(crate) fn let_go(&self) {
         let at = self.member.layout.hazard(self.member.node, self.number);
         // If that fails the memory is gone. Others need not see it before this node's next fence.
         let _ = self.member.lines.set(at, 0);
         let _ = self.member.lines.flush(at, 8);
+    }
+}
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        self.let_go();
         locked(&self.pins.free).push(self.number);
     }
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from ._control import HostControl, LaminaError
@@ -16,7 +17,8 @@ class Declaration:
     """What tells the device what the bytes of a pool's file are, as the pool is made."""
 
     def __init__(self, path: str | os.PathLike[str], format: str | None, kv: tuple[int, int] | None) -> None:
-        self._path = os.path.abspath(path)
+        # Where it is in truth: the mount, or the file, may be behind a symbolic link.
+        self._path = os.path.realpath(path)
         self._format = format or "bf16"
         self._kv = kv
         self._is_made = False
@@ -67,19 +69,24 @@ class Declaration:
     def _spelled(self) -> str:
         return self._format if self._kv is None else f"{self._format} with a KV cache's rows {self._kv}"
 
-    def is_own(self) -> bool:
-        """Whether the pool was made to be coded so: by this call, or by another before."""
+    def is_own(self, data: Callable[[], int]) -> bool:
+        """Whether the pool was made to be coded so: by this call, or by another before.
+
+        ``data`` says how many bytes of it are for objects.
+        """
         if self._is_made:
             return True
         if self._is_base:
             wanted = {"kind": "weight"} if self._kv is None else self._layout()
             own = [tensor for tensor in self._control.tensors() if tensor["name"].startswith(_TENSOR)]
-            return any(tensor["format"] == self._format and tensor["layout"] == wanted for tensor in own)
+            same = [each for each in own if each["format"] == self._format and each["layout"] == wanted]
+            # Chunks of a class of their own have such tensors, too.
+            return bool(same) and any(tensor["length"] == data() for tensor in same)
         return all(_attribute(self._path, name) == value for name, value in self._attributes().items())
 
-    def verify(self) -> None:
+    def verify(self, data: Callable[[], int]) -> None:
         """Refuses a pool that another made otherwise: it would not be coded as this process wants."""
-        if not self.is_own():
+        if not self.is_own(data):
             raise LaminaError(f"the pool in {self._path} is there, and was not made to be coded as {self._spelled()}")
 
 

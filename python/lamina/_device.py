@@ -24,10 +24,17 @@ Path = str | os.PathLike[str]
 #: Bytes of the address space of a device that is mounted empty, unless said. Only what is stored
 #: takes memory.
 EMPTY = 1 << 30
+#: Which word of the directory, at the start of the views window, each change of tensors and views
+#: raises.
+GENERATION = 2
 
 
 class Tensor:
-    """A tensor of a device: its own bytes, and views of them at other precisions."""
+    """A tensor of a device: its own bytes, and views of them at other precisions.
+
+    One that was removed, or is another by now, gives no array, stores nothing and flushes nothing. It is looked at before
+    each of these: nothing keeps another program from removing it right after that.
+    """
 
     def __init__(self, device: Device, info: Mapping[str, Any]) -> None:
         self._device = device
@@ -55,9 +62,10 @@ class Tensor:
         Without ``view``, it is the tensor itself: stores to it are stores to the device, and :meth:`flush` brings them
         to the views. With one, for example ``e8m3``, it is that view, read-only; the view is made if there is none.
         The array is valid while the tensor is there and the device runs: a load after that ends the process with
-        SIGBUS, as it does for every file that is mapped and goes.
+        SIGBUS, as it does for every file that is mapped and goes. What removes the tensor later does not take the
+        array back: it then lies over whatever comes to that place.
         """
-        self._device._check()
+        self._look_up()
         if view is None:
             span = self._device._windows.span("base", self.dpa, self.nbytes)
             bits = self.nbytes * 8 // max(self.elements, 1)
@@ -70,6 +78,19 @@ class Tensor:
             raise LaminaError(f"the view {view} of {self.name} was made and is not listed: was it removed?")
         span = self._device._windows.span("views", found["offset"], found["length"])
         return self._shaped(span, dtype_of_view(self.format, view, found["bits"]), found["bits"])
+
+    def _look_up(self) -> None:
+        """Refuses if the device is gone, or if its name is nothing's any more or another's: then others lie here."""
+        self._device._check()
+        info = self._device._listed().get(self.name)
+        if info is None:
+            raise LaminaError(f"the tensor {self.name} is gone: it was removed")
+        found = Tensor(self._device, info)
+        if found._place() != self._place():
+            raise LaminaError(f"the tensor {self.name} is another than this was, {found!r}: look it up again by its name")
+
+    def _place(self) -> tuple[Any, ...]:
+        return (self.dpa, self.nbytes, self.elements, self.shape, self.format)
 
     def _found(self, view: str) -> dict[str, Any] | None:
         views = self._device._control.views()
@@ -115,6 +136,7 @@ class Tensor:
 
     def flush(self) -> Tensor:
         """Brings what was stored to the views: what is read of these afterwards has it."""
+        self._look_up()
         self._device._control.flush(self.dpa, self.nbytes)
         return self
 
@@ -133,8 +155,12 @@ class Device(Mapping[str, Tensor]):
         self._windows = windows
         self._control = control
         self._where = where
-        self._mounted: Path | None = None
+        # What close() takes down, and the directory that was made for it.
+        self._mounted: str | None = None
+        self._made: str | None = None
         self._base = base
+        # A generation of the directory, and the tensors that there were then, by name.
+        self._known: tuple[int, dict[str, dict[str, Any]]] | None = None
         # As long as the windows are mapped, no other mount has its number.
         self._mount = None if base is None else os.stat(base).st_dev
 
@@ -148,6 +174,16 @@ class Device(Mapping[str, Tensor]):
             raise LaminaError(f"the device {self._where} is gone ({why.strerror}): `lamina ls` tells which there are") from why
         if mount != self._mount:
             raise LaminaError(f"the device {self._where} was started anew: open it again, with lamina.open()")
+
+    def _listed(self) -> dict[str, dict[str, Any]]:
+        """The tensors by name. Only when the directory has changed they are asked for again: a load tells."""
+        header = np.frombuffer(memoryview(self._windows.span("views", 0, 64)), "<u8")
+        generation = int(header[GENERATION])
+        known = self._known
+        # A list may be newer than the generation, but never older: it is asked for once more then.
+        if known is None or known[0] != generation:
+            known = self._known = (generation, {info["name"]: info for info in self._control.tensors()})
+        return known[1]
 
     def __getitem__(self, name: str) -> Tensor:
         for info in self._control.tensors():
@@ -176,7 +212,7 @@ class Device(Mapping[str, Tensor]):
         codec: str | None = None,
         base: str | None = None,
     ) -> Tensor:
-        """Makes a tensor of zeros. Nothing is stored for it before something is stored to it.
+        """Makes a tensor over the bytes that are there: zeros, or what a tensor that was removed has left.
 
         ``kv`` says that it is a KV cache: channels of a token's row, and tokens of a window. ``format`` is for what has
         no dtype. What is like the tensor ``base`` is stored as differences to it, which then stays until
@@ -233,10 +269,13 @@ class Device(Mapping[str, Tensor]):
         return self._control.stats()
 
     def close(self) -> None:
-        """Takes down what :func:`mount` mounted. Arrays over it are of no use afterwards."""
+        """Takes down what :func:`mount` mounted. Arrays over it are of no use afterwards.
+
+        If that fails the device is still there, and this can be called again.
+        """
         if self._mounted is not None:
-            mounted, self._mounted = self._mounted, None
-            _run(["umount", os.fspath(mounted)])
+            _unmount(self._mounted, self._made)
+            self._mounted = None
 
     def __enter__(self) -> Device:
         return self
@@ -290,6 +329,8 @@ def mount(*models: Path, on: Path | None = None, capacity: int | None = None, im
     made = None
     if on is None:
         made = on = tempfile.mkdtemp(prefix="lamina-")
+    # Whoever takes it down may have another working directory by then.
+    where = os.path.abspath(on)
     arguments = ["mount", "--json"]
     if capacity is None and not models and image is None:
         capacity = EMPTY
@@ -298,14 +339,25 @@ def mount(*models: Path, on: Path | None = None, capacity: int | None = None, im
     if image is not None:
         arguments += ["--image", os.fspath(image)]
     try:
-        said = json.loads(_run([*arguments, *(os.fspath(model) for model in models), os.fspath(on)]))
+        said = _run([*arguments, *(os.fspath(model) for model in models), where])
     except BaseException:
         if made is not None:
             os.rmdir(made)
         raise
-    device = open(on, api=said["api"])
-    device._mounted = on
+    try:
+        device = open(where, api=json.loads(said)["api"])
+    except BaseException:
+        _unmount(where, made)
+        raise
+    device._mounted, device._made = where, made
     return device
+
+
+def _unmount(where: str, made: str | None) -> None:
+    """Takes down the device mounted on ``where``, and removes the directory that was made for it."""
+    _run(["umount", where])
+    if made is not None:
+        os.rmdir(made)
 
 
 def _program() -> str:

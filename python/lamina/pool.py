@@ -156,6 +156,10 @@ class Pool:
         found: dict[str, Any] = json.loads(self._inner.stat())
         return found
 
+    def _data(self) -> int:
+        """Bytes of all that objects may lie in."""
+        return int(self.stat()["bytes"])
+
     def check(self, repair: bool = False) -> dict[str, Any]:
         """Verifies everything, also while others use the pool; other threads of this process wait.
 
@@ -246,7 +250,7 @@ def open(
     pool = Pool(_lamina.Pool.create(path, _parsed(size), nodes, declare, or_open=True), path)
     if declare is not None:
         try:
-            declare.verify()
+            declare.verify(pool._data)
         except BaseException:
             pool.close()
             raise
@@ -273,7 +277,7 @@ def open_for(
     else:
         pool = Pool(_lamina.Pool.open(path), path)
     try:
-        if declare.is_own():
+        if declare.is_own(pool._data):
             return pool, None
         # Refused now, and not by the first that stores.
         pool._inner.know(said)

@@ -66,6 +66,7 @@ pub(crate) fn compress(
     let shape = kv.map(|(channels, window)| Shape::new(format, &KvLayout::rows(channels, window)));
     let shape = shape.transpose().map_err(value)?.flatten();
     let data = Bytes::of(data)?;
+    whole_elements(format, &data)?;
     let memory = data.memory();
     let length = data.len();
     Ok(py.detach(move || {
@@ -225,6 +226,7 @@ pub(crate) fn split_planes(
     out: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
     let (format, data, out) = (planar(format)?, Bytes::of(data)?, Bytes::writable(out)?);
+    whole_elements(format, &data)?;
     let blocks = data.len().div_ceil(BLOCK_BYTES);
     planes_fit(&out, blocks)?;
     let (from, to) = (data.memory(), out.memory());
@@ -272,6 +274,18 @@ pub(crate) fn join_planes(
 fn planar(format: &str) -> PyResult<Format> {
     let format: Format = format.parse().map_err(value)?;
     if format.planes() == 0 { Err(value("opaque bytes have no planes")) } else { Ok(format) }
+}
+
+/// Refuses bytes that end in the middle of an element: no view would have them.
+fn whole_elements(format: Format, data: &Bytes) -> PyResult<()> {
+    let bytes = data.len() as u64;
+    if format.bytes_for(format.elements_in(bytes)) == Some(bytes) {
+        return Ok(());
+    }
+    Err(value(format!(
+        "{bytes} bytes are no whole number of elements of {format}, which have {} bits",
+        format.bits()
+    )))
 }
 
 fn planes_fit(planes: &Bytes, blocks: usize) -> PyResult<()> {

@@ -23,7 +23,8 @@ pyo3::import_exception!(lamina.pool, PoolFull);
 const PIECE: usize = 16 << 10;
 /// There is no pool any more.
 const CLOSED: Refused = Refused::Closed("the pool was closed: open it again");
-/// How long [`Attached::leave`] and [`Attached::rest`] wait for what other threads are at.
+/// How long [`Attached::leave`] and [`Attached::rest`] wait for what other threads are at. For the
+/// thread that does the node's duty they wait until it ends its turn.
 const LEAVING: Duration = Duration::from_secs(10);
 
 /// Why a pool did not do something.
@@ -64,7 +65,7 @@ impl From<Refused> for PyErr {
             | Refused::Pool(PoolError::NoName | PoolError::TooLong { .. } | PoolError::Geometry(_)) => {
                 PyValueError::new_err(text)
             }
-            Refused::Pool(PoolError::Full { .. }) => PoolFull::new_err(text),
+            Refused::Pool(PoolError::Full { .. } | PoolError::NoSlot) => PoolFull::new_err(text),
             _ => LaminaError::new_err(text),
         }
     }
@@ -216,7 +217,7 @@ impl Attached {
         let (served, mut pool, began) = (node.rest(), node.pool, Instant::now());
         loop {
             match Arc::try_unwrap(pool) {
-                Ok(pool) => return served.and_then(|()| pool.leave()),
+                Ok(pool) => return pool.leave().and(served),
                 Err(shared) if began.elapsed() < LEAVING => pool = shared,
                 // Others find this node gone when the last thread ends what it is at.
                 Err(_) => return Err(PoolError::Timeout("what other threads do with the pool")),
@@ -235,7 +236,8 @@ impl Attached {
             std::thread::sleep(Duration::from_millis(1));
         }
         if let Some(node) = self.node.write().unwrap_or_else(PoisonError::into_inner).as_mut() {
-            // What ended it before is told by the next operation.
+            // What ended it before ends it again when it is resumed, and is told by `check` and by
+            // who leaves. Of a node that was fenced all else tells, too.
             let _ = node.rest();
         }
     }

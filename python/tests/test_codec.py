@@ -155,6 +155,20 @@ def test_dtypes_that_no_format_has_are_named(dtype):
             call(array)
 
 
+def test_bytes_that_end_within_an_element_are_refused():
+    data = np.arange(4099, dtype=np.uint8)
+    for length, name, fits in ((4099, "bf16", False), (4098, "bf16", True), (4098, "fp32", False), (4099, "int4", True)):
+        for call in (lamina.codec.compress, lamina.codec.planes):
+            if fits:
+                call(data[:length], format=name)
+                continue
+            with pytest.raises(ValueError, match=f"{length} bytes are no whole number of elements of {name}"):
+                call(data[:length], format=name)
+    for length, name in ((4098, "bf16"), (4099, "int4"), (4099, "opaque")):
+        found = lamina.codec.compress(data[:length], format=name).view()
+        assert found.tobytes()[:length] == data[:length].tobytes(), name
+
+
 def test_arrays_whose_bytes_do_not_follow_each_other_are_refused():
     array = np.zeros((8, 6), np.float32)
     for other in (array[:, ::2], array[::-1], array.T, np.asfortranarray(array), np.broadcast_to(array[:1], (8, 6))):

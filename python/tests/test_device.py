@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 
 import ml_dtypes
 import numpy as np
@@ -70,6 +71,27 @@ def test_tensors_come_and_go(device):
     assert len(device) == 0 and "t0" not in device
     with pytest.raises(KeyError, match="t0"):
         device["t0"]
+
+
+def test_a_tensor_that_was_removed_touches_nothing_that_comes_there(device):
+    ones, twos = np.ones(4096, np.float32), np.full(4096, 2, np.float32)
+    old = device.store("a", ones)
+    device.remove("a")
+    new = device.create("b", 4096, np.float32)
+    new.store(twos)
+    assert new.dpa == old.dpa
+    for use in (lambda: old.store(ones * 9), old.array, lambda: old.array("full"), old.flush, lambda: np.asarray(old)):
+        with pytest.raises(lamina.LaminaError, match="the tensor a is gone"):
+            use()
+    assert (new.array() == twos).all() and (new.array("full") == twos).all()
+    # Of the same name, and not the same.
+    device.remove("b")
+    again = device.create("b", (64, 64), np.float32)
+    assert again.dpa == new.dpa and again.nbytes == new.nbytes
+    for use in (lambda: new.store(ones), new.array, lambda: new.array("full"), new.flush):
+        with pytest.raises(lamina.LaminaError, match="another than this was.*64, 64"):
+            use()
+    assert (again.array() == 2).all()
 
 
 def test_a_derived_tensor_is_detached(device):
@@ -143,6 +165,44 @@ def test_without_a_device_it_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(lamina.LaminaError, match="cargo install"):
         lamina.mount()
+
+
+def test_what_was_mounted_leaves_no_directory(program, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    device = lamina.mount()
+    (made,) = tmp_path.iterdir()
+    assert os.path.ismount(made)
+    device.close()
+    assert list(tmp_path.iterdir()) == []
+    device.close()
+
+
+def test_a_device_that_cannot_be_opened_is_taken_down_again(program, tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise lamina.LaminaError("not today")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(lamina._device, "open", fails)
+    for on in (None, tmp_path / "mounted"):
+        with pytest.raises(lamina.LaminaError, match="not today"):
+            lamina.mount(on=on)
+        assert not os.path.ismount(tmp_path / "mounted")
+        assert [found for found in tmp_path.iterdir() if found.name != "mounted"] == []
+
+
+def test_a_device_is_taken_down_wherever_the_process_is_by_then(program, tmp_path, monkeypatch):
+    where = tmp_path / "mounted"
+    monkeypatch.chdir(tmp_path)
+    device = lamina.mount(on="mounted")
+    monkeypatch.chdir("/")
+    # A close that fails is no close.
+    monkeypatch.setenv("LAMINA", "/bin/false")
+    with pytest.raises(lamina.LaminaError, match="umount"):
+        device.close()
+    assert os.path.ismount(where)
+    monkeypatch.setenv("LAMINA", program)
+    device.close()
+    assert not os.path.ismount(where)
 
 
 def test_a_device_that_is_gone_is_said_to_be_gone(program):

@@ -124,6 +124,22 @@ def test_what_a_key_has_stays(connector):
     assert (out == first).all()
 
 
+def test_a_value_that_is_damaged_fails_once_and_is_stored_anew(connector, path):
+    keys, stored = names(2), values(2)
+    ended(connector, connector.submit_batch_set(keys, views(stored)))
+    at = path.read_bytes().index(stored[0].tobytes())
+    with path.open("r+b") as file:
+        file.seek(at + 50_000)
+        file.write(bytes([stored[0][50_000] ^ 1]))
+    out = [np.zeros_like(value) for value in stored]
+    ((ok, error, results),) = ended(connector, connector.submit_batch_get(keys, views(out)))
+    assert (ok, results) == (False, [False, True]) and "does not check" in error
+    assert ended(connector, connector.submit_batch_exists(keys)) == [(True, "", [False, True])]
+    assert ended(connector, connector.submit_batch_set(keys, views(stored))) == [(True, "", None)]
+    assert ended(connector, connector.submit_batch_get(keys, views(out))) == [(True, "", [True, True])]
+    assert all((one == other).all() for one, other in zip(out, stored, strict=True))
+
+
 def test_long_keys_that_differ_only_in_their_end_are_two(connector):
     keys = [f"{'m' * 1000}@{number}" for number in range(3)]
     stored = values(3, 10)

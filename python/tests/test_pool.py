@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import lamina
-from lamina.pool import PoolFull, create, keys
+from lamina.pool import PoolFull, create, keys, open_for
 from lamina.pool import open as open_pool
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.int8, np.bool_, np.complex64, ">f4"]
@@ -667,6 +667,20 @@ def test_a_pool_in_the_base_window_holds_what_is_of_a_class(program, tmp_path):
         assert holds(pool)["ready"] == 2
 
 
+def test_a_chunk_of_a_class_does_not_make_the_pool_one_of_it(program, tmp_path):
+    where, (chunk, *_) = tmp_path / "mounted", real_cache()
+    base = where / "base"
+    with lamina.mount(on=where, capacity=64 << 20), create(base, size="64M") as pool:
+        pool.put("one", chunk, kv=(256, 128))
+        with pytest.raises(lamina.LaminaError, match="was not made to be coded as"):
+            open_pool(base, create=True, kv=(256, 128))
+        # Who stores values of one kind says so with each.
+        other, said = open_for(base, create=True, size="64M", nodes=16, format=None, kv=(256, 128))
+        assert said == ("bf16", (256, 128))
+        other.close()
+        assert pool.get("one") == chunk.tobytes()
+
+
 def test_a_class_wants_a_device(pool):
     with pytest.raises(lamina.LaminaError, match="in a mount only"):
         pool.put("a", b"x", kv=(32, 256))
@@ -694,6 +708,18 @@ def test_a_pool_in_the_base_window_is_a_tensor_where_its_objects_are(program, tm
         pool.close()
         with create(base, kv=(64, 256), force=True) as again:
             assert again.list() == [] and len(device) == 1
+
+
+def test_a_mount_behind_a_symbolic_link_is_a_mount(mounted, tmp_path):
+    (link := tmp_path / "link").symlink_to(mounted)
+    (file := tmp_path / "file").symlink_to(mounted / "files" / "other")
+    for path in (link / "files" / "pool", file):
+        with create(path, size="16M", kv=(32, 256)) as pool:
+            pool.put("a", b"x" * 1000)
+        with open_pool(path, create=True, kv=(32, 256)) as pool:
+            assert pool.get("a") == b"x" * 1000
+    for name in ("pool", "other"):
+        assert os.getxattr(mounted / "files" / name, "user.lamina.kv") == b"32,256"
 
 
 def test_processes_share_a_pool_in_a_mount(mounted):

@@ -44,9 +44,10 @@ pub(super) fn sum(
     view: Option<&str>,
     all: bool,
 ) -> anyhow::Result<()> {
+    let known = if all { super::all(lamina)? } else { &[] };
     let tensors: Vec<&str> = match tensor {
         Some(tensor) => vec![tensor],
-        None => lamina.directory().tensors.iter().map(|entry| entry.name.as_str()).collect(),
+        None => known.iter().map(|entry| entry.name.as_str()).collect(),
     };
     let mut out = io::stdout().lock();
     for tensor in tensors {

@@ -14,8 +14,9 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::{Args, Parser, Subcommand};
+use lamina_abi::TensorEntry;
 use lamina_shim::{Access, Lamina, OpenOptions, UpOptions, open_ctl, sysfs::Tree, up};
 
 /// Lamina from inside a guest: brings up its CXL memory, and reads tensors and their views by plain
@@ -244,6 +245,17 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
             line(&serde_json::to_string_pretty(reply.get("stats").unwrap_or(&reply))?)
         }
     }
+}
+
+/// All tensors, for what is of no use with some of them.
+fn all(lamina: &Lamina) -> anyhow::Result<&[TensorEntry]> {
+    let directory = lamina.directory();
+    ensure!(
+        !directory.is_incomplete,
+        "the directory has no room for all tensors and views, and no control port tells of the others: name the \
+         tensor and its view, or give --ctl (LAMINA_CTL)"
+    );
+    Ok(&directory.tensors)
 }
 
 /// Prints a line.

@@ -43,6 +43,7 @@ pub(super) fn list(lamina: &Lamina, as_json: bool) -> anyhow::Result<()> {
             "generation": directory.generation,
             "base_bytes": directory.base_bytes,
             "views_bytes": directory.views_bytes,
+            "is_incomplete": directory.is_incomplete,
             "tensors": tensors,
         }))?);
     }
@@ -58,6 +59,12 @@ pub(super) fn list(lamina: &Lamina, as_json: bool) -> anyhow::Result<()> {
             printable(&tensor.format),
             printable(&tensor.shape),
             tensor.length,
+        )?;
+    }
+    if directory.is_incomplete {
+        writeln!(
+            text,
+            "... and more: the directory has no room for them, and no control port tells of them"
         )?;
     }
     write!(io::stdout().lock(), "{text}").context("standard output")
@@ -134,7 +141,7 @@ pub(super) fn map(
 ) -> anyhow::Result<()> {
     let tensors: Vec<&str> = match tensor {
         Some(tensor) => vec![tensor],
-        None => lamina.directory().tensors.iter().map(|entry| entry.name.as_str()).collect(),
+        None => super::all(lamina)?.iter().map(|entry| entry.name.as_str()).collect(),
     };
     let mut found = Vec::new();
     for tensor in tensors {

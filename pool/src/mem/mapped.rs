@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use memmap2::{MmapOptions, MmapRaw};
 use nix::sys::stat::{major, minor};
 
-use super::reached::{Reached, is_in_memory};
+use super::reached::{Backing, Reached};
 use super::{Crc, CxlMem, MemError, inside};
 
 /// Ranges up to this go word by word, so that no word of a record is torn.
@@ -35,8 +35,8 @@ pub fn length(file: &File) -> io::Result<u64> {
 #[derive(Debug)]
 pub struct Map {
     map: MmapRaw,
-    /// The file, if its pages are memory and nothing else.
-    file: Option<File>,
+    /// The file, if it has a file system of this host for itself.
+    file: Option<Backing>,
 }
 
 impl Map {
@@ -50,11 +50,10 @@ impl Map {
         let mut options = MmapOptions::new();
         options.len(usize::try_from(bytes).map_err(|why| fail(io::Error::other(why)))?);
         let map = options.map_raw(file).map_err(fail)?;
-        let file = is_in_memory(file).then(|| file.try_clone()).transpose().map_err(fail)?;
-        Ok(Self { map, file })
+        Ok(Self { map, file: Backing::of(file).map_err(fail)? })
     }
 
-    pub(super) fn file_in_memory(&self) -> Option<&File> {
+    pub(super) fn backing(&self) -> Option<&Backing> {
         self.file.as_ref()
     }
 
@@ -134,8 +133,9 @@ impl Mapped {
         self.map.at(at, length)
     }
 
-    /// Reaches a range that is stored to next, if it is worth it.
+    /// Has room for a range that is stored to next, and reaches it if that is worth it.
     fn reach(&self, at: u64, length: usize) -> Result<(), MemError> {
+        self.reached.reserve(&self.map, at, length as u64)?;
         if length > WORDS { self.reached.reach(&self.map, at, length as u64) } else { Ok(()) }
     }
 }

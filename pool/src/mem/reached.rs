@@ -4,16 +4,22 @@
 //! that page alone; its first load maps all of the 64 KiB around that the file has. And a page that
 //! the file has not is made sooner by a write to the file than by a fault. So where bytes are
 //! stored that nobody wants any more, holes are written as zeros and one word is loaded first.
+//!
+//! A pool's file is as long as the pool, and has pages only where something was stored. A fault for
+//! one that a full file system has not ends the process. So a file has its file system keep room
+//! for pages before they are stored to: once for each 64 KiB, for little more than is stored.
 
 use std::fs::File;
 use std::hint::black_box;
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::errno::Errno;
 use nix::unistd::{Whence, lseek};
-use rustix::fs::fstatfs;
+use rustix::fs::{FallocateFlags, fallocate, fstatfs};
+use rustix::io::retry_on_intr;
 
 use super::{Map, MemError};
 
@@ -22,17 +28,81 @@ const AROUND: u64 = 64 << 10;
 const PAGE: u64 = 4096;
 static ZEROS: [u8; AROUND as usize] = [0; AROUND as usize];
 
-/// Which 64 KiB of a mapping were reached.
+/// A file whose pages a file system of this host has.
+#[derive(Debug)]
+pub(super) struct Backing {
+    file: File,
+    /// Its pages are memory and nothing else: a tmpfs's.
+    is_in_memory: bool,
+}
+
+impl Backing {
+    /// Of a file. A device has all of its memory, though its name may be in a tmpfs; in a mount of
+    /// FUSE whoever serves it answers for room.
+    pub(super) fn of(file: &File) -> io::Result<Option<Self>> {
+        const TMPFS: i64 = 0x0102_1994;
+        const FUSE: i64 = 0x6573_5546;
+        let kind = fstatfs(file).map(|found| found.f_type);
+        if kind == Ok(FUSE) || !file.metadata()?.is_file() {
+            return Ok(None);
+        }
+        Ok(Some(Self { file: file.try_clone()?, is_in_memory: kind == Ok(TMPFS) }))
+    }
+
+    /// Has room for a range's pages.
+    fn reserve(&self, range: &Range<u64>) -> Result<(), MemError> {
+        let bytes = range.end - range.start;
+        let wanted = || fallocate(&self.file, FallocateFlags::KEEP_SIZE, range.start, bytes);
+        match retry_on_intr(wanted) {
+            Err(why @ (rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT)) => {
+                Err(MemError::Room { bytes, cause: why.into() })
+            }
+            // Others are of file systems that cannot say.
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Which 64 KiB of a mapping were reached, and of which there is room for the pages.
 #[derive(Debug)]
 pub(super) struct Reached {
     bits: Box<[AtomicU64]>,
+    reserved: Box<[AtomicU64]>,
+}
+
+fn bit(around: u64) -> (usize, u64) {
+    ((around / 64) as usize, 1 << (around % 64))
 }
 
 impl Reached {
     /// None of so many bytes.
     pub(super) fn new(bytes: u64) -> Self {
-        let words = bytes.div_ceil(AROUND).div_ceil(64);
-        Self { bits: (0..words).map(|_| AtomicU64::new(0)).collect() }
+        let none = || (0..bytes.div_ceil(AROUND).div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+        Self { bits: none(), reserved: none() }
+    }
+
+    /// Has room for a range of `map` that is stored to next.
+    ///
+    /// # Errors
+    /// [`MemError::End`]; [`MemError::Room`].
+    pub(super) fn reserve(&self, map: &Map, at: u64, length: u64) -> Result<(), MemError> {
+        map.at(at, usize::try_from(length).unwrap_or(usize::MAX))?;
+        let Some(backing) = map.backing() else { return Ok(()) };
+        for around in at / AROUND..(at + length).div_ceil(AROUND) {
+            let (word, bit) = bit(around);
+            if self.reserved[word].load(Ordering::Relaxed) & bit != 0 {
+                continue;
+            }
+            let whole = around * AROUND..((around + 1) * AROUND).min(map.bytes());
+            if backing.reserve(&whole).is_ok() {
+                self.reserved[word].fetch_or(bit, Ordering::Relaxed);
+                continue;
+            }
+            // There may still be room for what is wanted of it.
+            let part = whole.start.max(at) / PAGE * PAGE..whole.end.min((at + length).next_multiple_of(PAGE));
+            backing.reserve(&part)?;
+        }
+        Ok(())
     }
 
     /// Reaches a range of `map` that is overwritten next, all of it.
@@ -42,18 +112,18 @@ impl Reached {
     pub(super) fn reach(&self, map: &Map, at: u64, length: u64) -> Result<(), MemError> {
         map.at(at, usize::try_from(length).unwrap_or(usize::MAX))?;
         for around in at / AROUND..(at + length).div_ceil(AROUND) {
-            let (word, bit) = (&self.bits[(around / 64) as usize], 1 << (around % 64));
-            if word.load(Ordering::Relaxed) & bit != 0 {
+            let (word, bit) = bit(around);
+            if self.bits[word].load(Ordering::Relaxed) & bit != 0 {
                 continue;
             }
             let whole = around * AROUND..(around + 1) * AROUND;
             let part = whole.start.max(at)..whole.end.min(at + length);
-            if let Some(file) = map.file_in_memory() {
-                fill(file, part.start.next_multiple_of(PAGE)..part.end / PAGE * PAGE)?;
+            if let Some(backing) = map.backing().filter(|backing| backing.is_in_memory) {
+                fill(&backing.file, part.start.next_multiple_of(PAGE)..part.end / PAGE * PAGE)?;
             }
             black_box(map.word(part.start / 8 * 8)?.load(Ordering::Relaxed));
             if part == whole {
-                word.fetch_or(bit, Ordering::Relaxed);
+                self.bits[word].fetch_or(bit, Ordering::Relaxed);
             }
         }
         Ok(())
@@ -73,14 +143,6 @@ fn fill(file: &File, pages: Range<u64>) -> Result<(), MemError> {
         return Ok(());
     }
     file.write_all_at(&ZEROS[..bytes as usize], pages.start).map_err(|cause| MemError::Room { bytes, cause })
-}
-
-/// Whether a file's pages are memory and nothing else: a tmpfs's. Devices have their names in one,
-/// and are none.
-pub(super) fn is_in_memory(file: &File) -> bool {
-    const TMPFS: i64 = 0x0102_1994;
-    let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
-    is_file && fstatfs(file).is_ok_and(|found| found.f_type == TMPFS)
 }
 
 #[cfg(test)]
@@ -140,9 +202,23 @@ mod tests {
 
     #[test]
     fn a_device_is_no_file_in_memory_wherever_its_name_is() {
-        assert!(!is_in_memory(&File::open("/dev/null").unwrap()));
+        assert!(Backing::of(&File::open("/dev/null").unwrap()).unwrap().is_none());
         if Path::new("/dev/shm").is_dir() {
-            assert!(is_in_memory(&tempfile::tempfile_in("/dev/shm").unwrap()));
+            let file = tempfile::tempfile_in("/dev/shm").unwrap();
+            assert!(Backing::of(&file).unwrap().is_some_and(|backing| backing.is_in_memory));
         }
+    }
+
+    #[test]
+    fn a_file_has_pages_for_what_is_stored_and_little_more() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(100 * AROUND).unwrap();
+        let map = Mapped::new(Map::new(&file, Path::new("a file"), None).unwrap());
+        map.ntstore(10 * AROUND - 8, &[7; 16]).unwrap();
+        let has = file.metadata().unwrap().blocks() * 512;
+        // A file system that cannot keep room has two pages.
+        assert!(has <= 2 * AROUND + 16 * PAGE, "{has}");
+        map.ntstore(100 * AROUND - 8, &[7; 8]).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 100 * AROUND);
     }
 }

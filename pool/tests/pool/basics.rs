@@ -146,6 +146,104 @@ fn a_pool_that_is_full_of_objects_says_so_and_evicts_none() {
 }
 
 #[test]
+fn objects_that_have_all_slots_of_a_key_are_said_to() {
+    for world in worlds() {
+        let one = world.attach(0).unwrap();
+        // There are four groups of eight slots, and space for more.
+        let put = |number: u32| one.put(&format!("{number}"), b"");
+        let stored: Vec<_> = (0..40).filter(|number| put(*number).is_ok()).collect();
+        assert!((8..33).contains(&stored.len()));
+        let refused = (0..40).find(|number| !stored.contains(number)).unwrap();
+        let why = put(refused).unwrap_err();
+        assert!(matches!(why, PoolError::NoSlot), "{why}");
+        assert!(why.to_string().contains("eight that this key may have hold objects"), "{why}");
+        assert!(one.stats().unwrap().taken_bytes < 3 * 4096);
+        // Blocks make room.
+        for number in &stored {
+            assert!(one.delete(&format!("{number}")).unwrap());
+        }
+        for number in 0..100 {
+            assert!(one.store(key(number), &[b"block"]).unwrap());
+        }
+        put(refused).unwrap();
+        assert!(one.check(false).unwrap().problems.is_empty());
+    }
+}
+
+#[test]
+fn a_block_that_is_damaged_is_dropped_by_who_reads_it_and_stored_anew() {
+    for world in worlds() {
+        let (one, other) = (world.attach(0).unwrap(), world.attach(1).unwrap());
+        let reader = world.attach(2).unwrap();
+        let (block, named, object) = (bytes(1, 3000), bytes(3, 3000), bytes(5, 3000));
+        let damage = || {
+            let media = world.memory.media();
+            for stored in [&block, &named, &object] {
+                let at = media.windows(64).position(|found| found == &stored[1024..1088]).unwrap();
+                world.memory.damage(at as u64, &[!stored[1024]]).unwrap();
+            }
+        };
+        let store = || {
+            assert!(one.store(key(1), &[&block]).unwrap());
+            assert!(one.keep_from("named", 3000, |place| place.append(&named)).unwrap());
+            one.put("object", &object).unwrap();
+        };
+        let is_damaged = |found: Result<Option<Vec<u8>>, PoolError>| {
+            assert!(matches!(found, Err(PoolError::Damaged { .. })), "{found:?}");
+        };
+        store();
+        damage();
+        // A check that is to mend nothing drops nothing.
+        assert_eq!(one.check(false).unwrap().problems.len(), 3);
+        // What another has pinned stays where it is until that one is done.
+        let pinned = reader.hold(&key(1)).unwrap().unwrap();
+        let left = AtomicU32::new(0);
+        world.run(
+            vec![
+                Box::new(|| {
+                    is_damaged(other.read(&key(1)));
+                    let held = other.hold_named("named").unwrap().unwrap();
+                    assert!(matches!(held.read(|_| ()), Err(PoolError::Damaged { .. })));
+                    is_damaged(other.get("object"));
+                    assert!(other.stats().unwrap().evicting >= 1);
+                    assert!(other.store(key(1), &[&block]).unwrap());
+                    assert!(matches!(pinned.read(|_| ()), Err(PoolError::Damaged { .. })));
+                    assert_eq!(other.read(&key(1)).unwrap(), Some(block.clone()));
+                    left.fetch_add(1, Ordering::Relaxed);
+                }),
+                serving(&one, &left, 1),
+            ],
+            false,
+        );
+        assert_eq!(other.get("named").unwrap(), None);
+        is_damaged(other.get("object"));
+        assert!(one.keep_from("named", 3000, |place| place.append(&named)).unwrap());
+        one.put("object", &object).unwrap();
+        assert_eq!(other.get("named").unwrap(), Some(named));
+        assert_eq!(other.get("object").unwrap(), Some(object));
+        let report = one.check(false).unwrap();
+        assert_eq!((report.problems.as_slice(), report.ready), (&[][..], 3));
+        assert_eq!(one.stats().unwrap().evicting, 0);
+    }
+}
+
+#[test]
+fn a_block_whose_name_is_damaged_is_none_and_is_stored_anew() {
+    for world in worlds() {
+        let one = world.attach(0).unwrap();
+        let name = "a name of some length that is nowhere else";
+        let keep = || one.keep_from(name, 3, |place| place.append(b"abc")).unwrap();
+        assert!(keep() && !keep());
+        let at = world.memory.media().windows(name.len()).position(|found| found == name.as_bytes());
+        world.memory.damage(at.unwrap() as u64, b"A").unwrap();
+        assert!(one.hold_named(name).unwrap().is_none());
+        assert!(keep());
+        assert!(one.hold_named(name).unwrap().is_some());
+        assert!(one.check(false).unwrap().problems.is_empty());
+    }
+}
+
+#[test]
 fn a_run_of_chunks_holds_what_is_larger_than_one() {
     for world in worlds() {
         let one = world.attach(0).unwrap();

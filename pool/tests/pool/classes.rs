@@ -141,7 +141,7 @@ pub(crate) fn classes(seed: u64, left_out: Option<LeftOut>) -> Told {
             let class = (round + pool.node() as usize * 2) % 3;
             let name = format!("{class} {} {}", pool.node(), round % 4);
             match put(pool, class, &name, &bytes(round as u64, 60 + 1900 * (round % 3))) {
-                Ok(()) | Err(PoolError::Full { .. }) => {}
+                Ok(()) | Err(PoolError::Full { .. } | PoolError::NoSlot) => {}
                 Err(why) => return Err(why),
             }
             let gone = format!("{} {} {}", (class + 1) % 3, pool.node(), (round + 2) % 4);

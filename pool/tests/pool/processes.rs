@@ -163,3 +163,65 @@ fn what_a_repair_drops_is_space_again() {
     assert_eq!(pool.check(false).unwrap().problems, []);
     assert_eq!((pool.get("damaged").unwrap(), pool.get("whole").unwrap()), (None, Some(content(3))));
 }
+
+const FULL: &str = "LAMINA_POOL_FULL";
+
+/// What a process does in a pool on a file system that becomes full. It is a test that does nothing
+/// unless it is one.
+#[test]
+fn filler() {
+    let Some(path) = std::env::var_os(FULL) else { return };
+    let pool = Pool::open(Path::new(&path)).unwrap();
+    let (mut stored, mut refused) = (0, 0);
+    for number in 0..600 {
+        for length in [64 << 10, 100, 5000] {
+            let value = content(number).iter().copied().cycle().take(length).collect::<Vec<_>>();
+            match pool.keep_from(&format!("{number} {length}"), length as u64, |place| place.append(&value)) {
+                Ok(is_stored) => stored += u32::from(is_stored),
+                Err(why) if why.to_string().contains("there is no room for") => refused += 1,
+                Err(why) => panic!("{why}"),
+            }
+        }
+    }
+    assert!(stored > 100 && refused > 100, "{stored} were stored, {refused} refused");
+    assert!(pool.check(false).unwrap().problems.is_empty());
+    pool.leave().unwrap();
+}
+
+/// A file system of so many bytes, until this goes.
+struct Small(tempfile::TempDir);
+
+impl Small {
+    fn new(size: &str) -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let options = format!("size={size}");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &options, "small"]).arg(folder.path()).stderr(Stdio::null());
+        mount.status().is_ok_and(|status| status.success()).then_some(Self(folder))
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn a_full_file_system_is_an_error_and_ends_no_process() {
+    let Some(small) = Small::new("24M") else {
+        eprintln!("skipped: only root mounts a file system");
+        return;
+    };
+    let path = small.0.path().join("pool");
+    local::create(&path, &Geometry::fitting(64 << 20)).unwrap();
+    let filled = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "processes::filler", "--nocapture"])
+        .env(FULL, &path)
+        .output()
+        .unwrap();
+    assert!(filled.status.success(), "{}: {}", filled.status, String::from_utf8_lossy(&filled.stderr));
+    let none = small.0.path().join("none");
+    assert!(local::create(&none, &Geometry::fitting(64 << 30)).is_err());
+    assert!(!none.exists());
+}

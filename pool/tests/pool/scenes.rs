@@ -896,7 +896,7 @@ fn named(seed: u64, left_out: Option<LeftOut>) -> Told {
                 let (name, content) = (format!("block {number}"), bytes(u64::from(number), 700));
                 match pool.keep_from(&name, 700, |block| block.append(&content)) {
                     // All that could go is held.
-                    Ok(_) | Err(PoolError::Full { .. }) => {}
+                    Ok(_) | Err(PoolError::Full { .. } | PoolError::NoSlot) => {}
                     Err(why) => return Err(why),
                 }
                 // It may be evicted again already.

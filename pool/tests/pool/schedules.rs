@@ -149,7 +149,7 @@ fn step(world: &World, plan: Plan, pool: &Pool, oracle: &Oracle, unique: u64) ->
             let which = oracle.begin(name, world.now(), Some(unique), node);
             match pool.put(&named, &of_value(unique)) {
                 Ok(()) => oracle.end(name, which, world.now()),
-                Err(PoolError::Full { .. }) => oracle.undo(name, which),
+                Err(PoolError::Full { .. } | PoolError::NoSlot) => oracle.undo(name, which),
                 Err(why) => return Err(why),
             }
         }
@@ -173,7 +173,7 @@ fn step(world: &World, plan: Plan, pool: &Pool, oracle: &Oracle, unique: u64) ->
             let (front, back) = content.split_at(33);
             match pool.store(key, &[front, back]) {
                 Ok(true) => *oracle.stored.lock().unwrap().entry(number).or_default() += 1,
-                Ok(false) | Err(PoolError::Full { .. }) => {}
+                Ok(false) | Err(PoolError::Full { .. } | PoolError::NoSlot) => {}
                 Err(why) => return Err(why),
             }
         }
