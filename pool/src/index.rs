@@ -20,7 +20,7 @@ use crate::mem::Crc;
 use crate::member::Wait;
 use crate::mutex::locked;
 use crate::pool::Pool;
-use crate::server::{self, ANSWERED, FULL, NO_CLASS, NO_SLOT, READY, YOURS};
+use crate::server::{self, ANSWERED, FULL, NO_CLASS, READY, YOURS};
 use crate::table::Tag;
 
 /// How often something is asked again whose answer was lost.
@@ -172,8 +172,8 @@ impl Index for ServedIndex {
         let asked = [&key.0[..], &length.to_le_bytes(), &number.to_le_bytes()].concat();
         let place = match self.ask(server::RESERVE, &asked, &[])? {
             (YOURS, place) => place,
-            (FULL, _) => return Err(PoolError::Full { bytes: length }),
-            (NO_SLOT, _) => return Err(PoolError::NoSlot),
+            (FULL, no_slot) if no_slot.is_empty() => return Err(PoolError::Full { bytes: length }),
+            (FULL, _) => return Err(PoolError::NoSlot),
             (NO_CLASS, _) => {
                 let class = class.map(ToString::to_string).unwrap_or_default();
                 let why = "the device refuses it of who serves the index";

@@ -27,12 +27,12 @@ pub(crate) const ANSWERED: u16 = 0;
 pub(crate) const MISSING: u16 = 1;
 pub(crate) const READY: u16 = 2;
 pub(crate) const YOURS: u16 = 3;
+/// There is no space; with a word behind it, no slot.
 pub(crate) const FULL: u16 = 4;
 const BUSY: u16 = 5;
 const REFUSED: u16 = 6;
 /// The device does not take the class.
 pub(crate) const NO_CLASS: u16 = 7;
-pub(crate) const NO_SLOT: u16 = 8;
 
 /// Words as a message has them.
 pub(crate) fn words(words: &[u64]) -> Vec<u8> {
@@ -194,7 +194,8 @@ impl IndexServer {
                     Ok(Reserved::Ready) => return Ok((READY, Vec::new())),
                     Ok(Reserved::Busy) => return Ok((BUSY, Vec::new())),
                     Err(PoolError::Full { .. }) => return Ok((FULL, Vec::new())),
-                    Err(PoolError::NoSlot) => return Ok((NO_SLOT, Vec::new())),
+                    // An older client knows it as full.
+                    Err(PoolError::NoSlot) => return Ok((FULL, words(&[0]))),
                     Err(PoolError::Declare(_)) => return Ok((NO_CLASS, Vec::new())),
                     Err(why) => return Err(why),
                 }
