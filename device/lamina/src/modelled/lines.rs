@@ -178,12 +178,11 @@ impl Recording {
             }
             (&mut layouts).await
         };
-        let layouts = match tokio::time::timeout(REST, rest).await {
-            Ok(layouts) => layouts,
-            Err(_) => {
-                drop(follows);
-                layouts.await
-            }
+        let layouts = if let Ok(layouts) = tokio::time::timeout(REST, rest).await {
+            layouts
+        } else {
+            drop(follows);
+            layouts.await
         };
         let Layouts { blocks, ended } = layouts??;
         if !ended {

@@ -221,11 +221,12 @@ fn a_recording_is_kept_however_it_ends() {
             "trap '' XFSZ; ulimit -f 2; exec {} trace record {full} --api {api}",
             env!("CARGO_BIN_EXE_lamina")
         );
-        let child = Command::new("bash").args(["-c", &limited]).stderr(Stdio::piped()).spawn().unwrap();
-        let mut log = BufReader::new(child.stderr.unwrap()).lines().map_while(Result::ok);
+        let mut child = Command::new("bash").args(["-c", &limited]).stderr(Stdio::piped()).spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
         assert!(log.next().unwrap().contains("recording"));
         rig.views().load(rig.view("e8m3").offset, 2 << 20);
         let said: Vec<_> = log.collect();
+        assert!(!child.wait().unwrap().success());
         assert!(said.concat().contains("is cut short, with what came before in it"), "{said:?}");
         // A recorder that is killed, of a device that has nothing more to say.
         let mut recorder = record(&rig, &killed, &[]);
