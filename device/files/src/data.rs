@@ -21,6 +21,17 @@ const MAX_AHEAD: u64 = 32 << 20;
 /// Bytes that are copied at once.
 const PIECE: u64 = 1 << 20;
 
+/// By which way the kernel brings what is to be stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// A `write`, which leaves its bytes in the page cache too.
+    Cached,
+    /// A `write` past the page cache: `O_DIRECT`.
+    Direct,
+    /// Pages that are written back.
+    WrittenBack,
+}
+
 impl Files {
     /// Fills `out` from `offset` on: how many bytes there were. `cached` says that the kernel keeps
     /// them, and may be stored into there.
@@ -54,19 +65,13 @@ impl Files {
         Ok(count)
     }
 
-    /// Stores `data` at `offset`: how many bytes of it. What is `written_back` from a mapping never
+    /// Stores `data` at `offset`: how many bytes of it. What is written back from a mapping never
     /// makes a file larger, unless the kernel keeps writes too: then that says how large a file is,
     /// and when it was modified.
     ///
     /// # Errors
     /// [`FileError::is_no_room`] if none could be stored; what the device says.
-    pub fn write(
-        &self,
-        inode: u64,
-        offset: u64,
-        data: &[u8],
-        written_back: bool,
-    ) -> Result<usize, FileError> {
+    pub fn write(&self, inode: u64, offset: u64, data: &[u8], way: Way) -> Result<usize, FileError> {
         let gate = self.gate(inode)?;
         if data.is_empty() {
             return Ok(0);
@@ -76,14 +81,14 @@ impl Files {
         {
             let _shared = gate.read();
             let size = self.core.lock().state.file(inode)?.meta.size;
-            if end <= size || written_back && !self.write_cache {
+            if end <= size || way == Way::WrittenBack && !self.write_cache {
                 let data = &data[..index(size.saturating_sub(offset)).min(data.len())];
-                return self.store(inode, offset, data, written_back);
+                return self.store(inode, offset, data, way);
             }
         }
         let _alone = gate.write();
         self.clean(inode)?;
-        let stored = self.store(inode, offset, data, written_back);
+        let stored = self.store(inode, offset, data, way);
         let mut core = self.core.lock();
         let whole = matches!(stored, Ok(count) if count == data.len());
         let done = offset + *stored.as_ref().unwrap_or(&0) as u64;
@@ -103,14 +108,20 @@ impl Files {
     }
 
     /// Stores bytes of a file whose gate the caller holds.
-    fn store(&self, inode: u64, offset: u64, data: &[u8], written_back: bool) -> Result<usize, FileError> {
+    fn store(&self, inode: u64, offset: u64, data: &[u8], way: Way) -> Result<usize, FileError> {
         let range = offset..offset + data.len() as u64;
         if range.is_empty() {
             return Ok(0);
         }
+        let written_back = way == Way::WrittenBack;
         let pieces = {
             let mut core = self.core.lock();
             self.map(&mut core, inode, &range)?;
+            if way != Way::Direct {
+                // Before the kernel hears that its pages hold what the file does: from then on
+                // somebody may store into them, and nobody reads the file for that.
+                core.live(inode).cached = true;
+            }
             core.state.file(inode)?.extents.pieces(&range)
         };
         let mut stored = 0;

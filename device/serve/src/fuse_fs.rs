@@ -539,9 +539,9 @@ impl FileSystem for WindowFs {
             };
         }
         if let Some((files, inode)) = self.files(inode)? {
-            let cached = flags & libc::O_DIRECT.unsigned_abs() == 0;
             let count = usize::try_from(size).map_err(|_| errno(libc::EINVAL))?;
-            return out.write_from(&mut FileTransfer { files, inode, cached }, count, offset);
+            let mut transfer = FileTransfer { files, inode, way: files::way(flags, false) };
+            return out.write_from(&mut transfer, count, offset);
         }
         let opened = self.opened(inode)?;
         opened.cached(flags)?;
@@ -579,7 +579,7 @@ impl FileSystem for WindowFs {
                 files.drop_privileges(inode).map_err(|why| files::said(&why))?;
             }
             let count = usize::try_from(size).map_err(|_| errno(libc::EINVAL))?;
-            let mut transfer = FileTransfer { files, inode, cached: written_back };
+            let mut transfer = FileTransfer { files, inode, way: files::way(flags, written_back) };
             return data.read_to(&mut transfer, count, offset);
         }
         let opened = self.opened(inode)?;
