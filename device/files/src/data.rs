@@ -170,7 +170,7 @@ impl Files {
             let places = match places {
                 Ok(places) => places,
                 Err(why) => {
-                    core.space.put_back(&class, &taken);
+                    core.space.put_back(&taken);
                     return Err(why);
                 }
             };
@@ -183,7 +183,7 @@ impl Files {
             }
         }
         let mapped = self.commit(core, changes, Caller::default(), false);
-        mapped.inspect_err(|_| core.space.put_back(&class, &taken))
+        mapped.inspect_err(|_| core.space.put_back(&taken))
     }
 
     /// Places of `length` bytes together. If no address is left for that, files give back what they
@@ -352,11 +352,24 @@ impl Files {
         self.clean(inode)?;
         let size = {
             let mut core = self.core.lock();
-            let holes = core.state.file(inode)?.extents.pieces(range);
-            let holes: u64 = holes.iter().filter(|piece| piece.dpa.is_none()).map(|piece| piece.length).sum();
-            let limit = self.device.space().available;
-            if holes > limit {
-                return Err(FileError::NoAddress { wanted: holes, limit });
+            let node = core.state.file(inode)?;
+            let holes = |range: &Range<u64>| {
+                let holes = node.extents.pieces(range).into_iter().filter(|piece| piece.dpa.is_none());
+                holes.map(|piece| piece.length).sum::<u64>()
+            };
+            let unit = node.class().unit();
+            let places = holes(&(range.start / unit * unit..range.end.next_multiple_of(unit)));
+            let (bytes, limit) = (holes(range), self.device.space().available);
+            if bytes > limit {
+                return Err(FileError::NoAddress { wanted: bytes, limit });
+            }
+            // What cannot fit is not begun.
+            if places > core.space.free_bytes() {
+                self.trim(&mut core)?;
+            }
+            let limit = core.space.free_bytes();
+            if places > limit {
+                return Err(FileError::NoAddress { wanted: places, limit });
             }
             self.map(&mut core, inode, range)?;
             core.state.file(inode)?.meta.size
@@ -454,7 +467,7 @@ impl Files {
         }
         for range in wanted {
             let places = self.take(&mut self.core.lock(), class, range.end - range.start);
-            let places = places.inspect_err(|_| self.core.lock().space.put_back(class, &taken))?;
+            let places = places.inspect_err(|_| self.core.lock().space.put_back(&taken))?;
             let mut at = range.start;
             for (dpa, length) in places {
                 changes.push(Change::Map { inode, at, dpa, length });
