@@ -1228,3 +1228,30 @@ fn addresses_that_were_refused_or_given_back_are_left_to_every_class() {
         assert!(contents(&files, coded) == held);
     }
 }
+
+#[test]
+fn a_fifo_without_a_name_stays_until_the_kernel_forgets_it() {
+    let device = device();
+    for kind in [libc::S_IFIFO, libc::S_IFSOCK, libc::S_IFCHR] {
+        for first in [true, false] {
+            let files = files(&device, true);
+            let new = New { mode: kind | 0o644, device: 0, target: b"" };
+            let make = |name: &[u8]| files.make(Caller::default(), ROOT, name, &new).unwrap();
+            let (inode, unknown) = (make(b"p"), make(b"q"));
+            files.looked_up(inode).unwrap();
+            drop(files);
+            // Whoever answers then.
+            let files = super::tests::files(&device, first);
+            if first {
+                files.looked_up(inode).unwrap();
+            }
+            files.remove(Caller::default(), ROOT, b"p", false).unwrap();
+            assert_eq!((files.meta(inode).unwrap().links, files.extent().inodes), (0, 3));
+            files.forgotten(inode, 1).unwrap();
+            assert!(files.meta(inode).is_err());
+            files.forgotten(unknown, 1).unwrap();
+            files.remove(Caller::default(), ROOT, b"q", false).unwrap();
+            assert_eq!(files.extent().inodes, 1, "the kernel knew nothing of it");
+        }
+    }
+}
