@@ -396,6 +396,11 @@ impl Tensor {
         first..first.saturating_add(info.length.div_ceil(BLOCK_BYTES as u64))
     }
 
+    /// Whether that is this one, resized or not.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.stored, &other.stored)
+    }
+
     /// Whether nobody is ever told of it.
     pub(crate) fn is_hidden(&self) -> bool {
         self.info.name.contains(HIDDEN)

@@ -335,6 +335,7 @@ fn status_of_files(why: &FilesError) -> StatusCode {
         FilesError::Device(why) => status_of(why),
         FilesError::Load(why) => match &**why {
             LoadError::Device { source, .. } => status_of(source),
+            LoadError::Gone { .. } => StatusCode::CONFLICT,
             LoadError::Stopped => StatusCode::SERVICE_UNAVAILABLE,
             LoadError::Sync { .. } => StatusCode::INTERNAL_SERVER_ERROR,
             _ => StatusCode::UNPROCESSABLE_ENTITY,

@@ -272,7 +272,7 @@ pub fn carry_out(
             let id = device.note_source(file.clone());
             device.set_source_of(&replacing, id).map_err(refused)?;
             replacing.iter().try_for_each(|tensor| drop_tensor(device, tensor))?;
-            let loaded = load_from(device, model, options, &places, id, progress)?;
+            let loaded = load_from(device, model, options, &places, id, progress, &mut Vec::new())?;
             device.set_loaded(&old_name(&file, options)).map_err(refused)?;
             return Ok(loaded);
         }
