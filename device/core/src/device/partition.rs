@@ -522,6 +522,7 @@ impl Partition {
                 let prefix = self.name().len() + 1;
                 E::Name { name: own(name), length: length.saturating_sub(prefix) }
             }
+            E::Hidden { name } => E::Hidden { name: own(name) },
             E::Exists { name } => E::Exists { name: own(name) },
             E::Unknown { name } => E::Unknown { name: own(name) },
             E::Unaligned { name, dpa } => E::Unaligned { name: own(name), dpa: dpa - start },

@@ -109,12 +109,15 @@ impl Device {
         Ok(made[0].told())
     }
 
-    /// Makes tensors, all of them or none: as [`Self::create_tensor`], of each.
+    /// Makes tensors that people asked for, all of them or none: as [`Self::create_tensor`], of
+    /// each.
     ///
     /// # Errors
-    /// As [`Self::create_tensor`], of the first that cannot be; [`DeviceError::TooMany`] for more
-    /// than [`MAX_AT_ONCE`].
+    /// As [`Self::create_tensor`], of the first that cannot be; [`TensorError::Hidden`];
+    /// [`DeviceError::TooMany`] for more than [`MAX_AT_ONCE`].
     pub fn create_tensors(&self, specs: Vec<TensorSpec>) -> Result<Vec<TensorInfo>, DeviceError> {
+        let names = specs.iter().flat_map(|spec| std::iter::once(&spec.name).chain(&spec.base));
+        names.into_iter().try_for_each(|name| tensor::is_not_hidden(name))?;
         let made = self.make_tensors(specs, None, InTheWay::Awaited)?;
         Ok(made.iter().map(|tensor| tensor.told()).collect())
     }

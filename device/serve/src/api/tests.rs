@@ -275,3 +275,16 @@ fn a_live_event_has_the_form_that_is_described() {
     assert_eq!(form, Ok(()));
     assert_eq!(update["layers"][0]["layer"], 0);
 }
+
+#[test]
+fn names_of_the_device_itself_are_refused() {
+    let asked = Asked::new();
+    let tensor = json!({
+        "name": r#"/.lamina/files/7/{"format":"bf16"}"#,
+        "dpa": 0, "length": 65536, "format": "bf16",
+    });
+    for body in [tensor.clone(), json!([tensor])] {
+        let (status, answer) = asked.checked("POST", "/tensors", "/tensors", &body.to_string());
+        assert_eq!(status, 422, "{answer}");
+    }
+}
