@@ -109,6 +109,30 @@ impl Device {
         Ok(made[0].told())
     }
 
+    /// That [`Self::create_tensor_now`] could make a tensor once those called `removed` are gone:
+    /// all but whether there is room to code what its range holds.
+    ///
+    /// # Errors
+    /// As [`Self::create_tensor_now`], and as [`Self::remove_tensor_now`].
+    pub fn may_replace(&self, removed: &[String], spec: TensorSpec) -> Result<(), DeviceError> {
+        let checked = self.check(spec)?;
+        let map = self.map();
+        let mut draft = map.draft();
+        for name in removed {
+            let tensor = map.tensor(name)?;
+            is_no_base(tensor)?;
+            if tensor.transition.turn().is_locked() {
+                return Err(busy(tensor));
+            }
+            draft.remove_tensor(tensor);
+        }
+        let placed = self.place(draft.map(), &checked);
+        placed.map(drop).map_err(|why| match other_in_the_way(draft.map(), checked.partition, &why) {
+            Some(other) => busy(&other),
+            None => why.into(),
+        })
+    }
+
     /// Makes tensors that people asked for, all of them or none: as [`Self::create_tensor`], of
     /// each.
     ///
