@@ -1255,3 +1255,18 @@ fn a_fifo_without_a_name_stays_until_the_kernel_forgets_it() {
         }
     }
 }
+
+#[test]
+fn as_many_attributes_as_there_may_be_can_be_listed() {
+    /// The longest list that the kernel takes (`XATTR_LIST_MAX`).
+    const MAX_LIST: usize = 64 << 10;
+    let files = files(&device(), true);
+    let inode = file(&files, "x");
+    files.write(inode, 0, &[1], Way::Cached).unwrap();
+    let set =
+        |at| files.set_attribute(Caller::default(), inode, format!("user.{at:x}").as_bytes(), b"", None);
+    let set = (0..20_000).map(set).take_while(Result::is_ok).count();
+    let list = files.attribute_names(inode).unwrap();
+    assert!((5000..20_000).contains(&set) && list.len() <= MAX_LIST, "{set} take {} bytes", list.len());
+    assert!(list.ends_with(b"user.lamina.ratio\0"));
+}
