@@ -842,7 +842,10 @@ impl FileSystem for WindowFs {
         let of_models = of_models.map(|child| (child.inode, kind(child.is_folder), child.name.as_bytes()));
         let children = children.chain(of_models);
         let dots = [(inode, directory, b".".as_slice()), (parent, directory, b"..")];
+        let is_stable = !models::is_ours(inode);
         for (place, (ino, type_, name)) in (1_u64..).zip(dots.into_iter().chain(children)) {
+            // What is in a model's folder may be more by the next call: it goes by inode.
+            let place = if is_stable || place <= 2 { place } else { ino };
             // `add` takes nothing more when the answer is full; the kernel then asks again from
             // there.
             if place > offset && add(DirEntry { ino, offset: place, type_, name })? == 0 {

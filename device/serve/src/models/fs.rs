@@ -232,7 +232,7 @@ impl Models {
         if self.can_be_shown(&place)? { place.inode().map(Some) } else { Ok(None) }
     }
 
-    /// What is in a folder.
+    /// What is in a folder, by inode: the order stays when others come and go.
     pub(crate) fn children(&self, inode: u64) -> io::Result<Vec<Child>> {
         if inode == MODELS {
             let folders = self.folders();
@@ -241,7 +241,9 @@ impl Models {
                 let inode = number::of(manifest.id, 0, 0)?;
                 Some(Child { inode, is_folder: true, name: manifest.name.clone() })
             };
-            return Ok(folders.iter().filter_map(child).collect());
+            let mut children: Vec<_> = folders.iter().filter_map(child).collect();
+            children.sort_unstable_by_key(|child| child.inode);
+            return Ok(children);
         }
         let place = self.place(inode)?;
         if !place.is_folder() {
