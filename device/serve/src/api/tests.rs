@@ -288,3 +288,18 @@ fn names_of_the_device_itself_are_refused() {
         assert_eq!(status, 422, "{answer}");
     }
 }
+
+#[test]
+fn a_name_that_is_no_text_is_refused_as_all_else() {
+    let asked = Asked::new();
+    for (method, path, described) in [
+        ("DELETE", "/tensors/%ff", "/tensors/{name}"),
+        ("PATCH", "/tensors/%ff", "/tensors/{name}"),
+        ("DELETE", "/models/%ff", "/models/{name}"),
+        ("GET", "/packed/64/%ff", "/packed/{window}/{name}"),
+        ("POST", "/hosts/%ff/revoke", "/hosts/{name}/revoke"),
+    ] {
+        let (status, answer) = asked.checked(method, path, described, r#"{"length":1}"#);
+        assert_eq!((status, answer["error"].is_string()), (400, true), "{method} {path}: {answer}");
+    }
+}
