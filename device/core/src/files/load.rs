@@ -221,11 +221,16 @@ fn remove_tensors(
     drop: impl Fn(u64, u64) -> Result<(), FilesError>,
 ) -> Result<(), FilesError> {
     let own = tensor_name(&manifest.name);
-    manifest.tensors().try_for_each(|tensor| is_no_base(device, tensor))?;
+    // What was loaded names its source: what does not, somebody made when the model's was removed.
+    let sources = device.sources_of_tensors();
+    let was_loaded =
+        |name: &&str| device.image().is_none() || sources.get(*name).is_some_and(Option::is_some);
+    let tensors: Vec<_> = manifest.tensors().filter(was_loaded).collect();
+    tensors.iter().try_for_each(|tensor| is_no_base(device, tensor))?;
     if device.place_of(&own).is_some() {
         mark(device, &own, false)?;
     }
-    manifest.tensors().chain([own.as_str()]).try_for_each(|tensor| drop_tensor_by(device, tensor, &drop))
+    tensors.into_iter().chain([own.as_str()]).try_for_each(|tensor| drop_tensor_by(device, tensor, &drop))
 }
 
 /// A number that no model has.
@@ -375,6 +380,37 @@ mod tests {
             let mut found = vec![0; 2 << 20];
             device.read_base(tensor.dpa, &mut found).unwrap();
             assert!(found == bytes(9, 2 << 20), "{}", tensor.name);
+        }
+    }
+
+    #[test]
+    fn what_others_made_of_a_models_names_is_not_removed_with_it() {
+        let config = DeviceConfig::new(64 << 20, 64 << 20);
+        let image = lamina_store::image::Image::in_memory(config.superblock()).unwrap();
+        let device = Device::open(image, &config).unwrap();
+        let tensor = |name, seed| (name, "U8", &[8192_u64][..], bytes(seed, 8192));
+        let (file, _) = checkpoint(&[tensor("first", 1), tensor("second", 2)]);
+        let plan = ModelPlan::open(file.path(), "m").unwrap();
+        for is_half in [true, false] {
+            let (model, _) =
+                load(&device, &plan, &Loading::default(), |_| ControlFlow::Continue(())).unwrap();
+            device.remove_tensor("m/first").unwrap();
+            let mine = TensorSpec::new("m/first", None, 8192, Format::Opaque);
+            let mine = device.create_tensor(mine).unwrap();
+            device.write_base(mine.dpa, &bytes(9, 8192)).unwrap();
+            if is_half {
+                mark(&device, &tensor_name("m"), false).unwrap();
+                assert!(held(&device).is_empty());
+            } else {
+                remove(&device, &model, discard(&device)).unwrap();
+            }
+            assert_eq!(device.tensors(), std::slice::from_ref(&mine));
+            assert_eq!(device.place_of(&tensor_name("m")), None);
+            let mut found = vec![0; 8192];
+            device.read_base(mine.dpa, &mut found).unwrap();
+            assert!(found == bytes(9, 8192));
+            device.remove_tensor("m/first").unwrap();
+            device.discard(mine.dpa, 8192).unwrap();
         }
     }
 
