@@ -25,6 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{ControlFlow, Range};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use lamina_abi::VIEW_ALIGN;
@@ -39,7 +40,7 @@ use self::pieces::{Contents, stamp_of, store_each};
 use crate::device::{Device, DeviceError, MAX_AT_ONCE, Places, Source, SourceId};
 use crate::layout::Layout;
 use crate::model::{ModelError, ModelFile, ModelTensor};
-use crate::tensor::{TensorError, TensorInfo, TensorSpec};
+use crate::tensor::{Tensor, TensorError, TensorInfo, TensorSpec};
 use crate::window::ViewInfo;
 use lamina_codec::BLOCK_BYTES;
 use lamina_codec::format::{Format, UnknownFormat};
@@ -243,6 +244,12 @@ pub enum LoadError {
         /// Another one.
         other: PathBuf,
     },
+    /// Somebody changed a tensor while its checkpoint was loaded.
+    #[error("{tensor} was removed or resized while it was loaded")]
+    Gone {
+        /// The tensor.
+        tensor: String,
+    },
     /// The file was written while it was read.
     #[error("{} changed while it was loaded; load it again when it is whole", file.display())]
     Changing {
@@ -308,10 +315,10 @@ pub fn load_model(
     }
     let places = places(device, model, options, &BTreeSet::new(), &mut Vec::new())?;
     let source = device.note_source(source_of(model));
-    load_from(device, model, options, &places, source, progress)
+    load_from(device, model, options, &places, source, progress, &mut Vec::new())
 }
 
-/// As [`load_model`], whose tensors name `source`.
+/// As [`load_model`], whose tensors name `source`; those that were made are added to `all_made`.
 pub(crate) fn load_from(
     device: &Device,
     model: &ModelFile,
@@ -319,6 +326,7 @@ pub(crate) fn load_from(
     places: &[u64],
     source: SourceId,
     progress: impl Fn(Progress<'_>) -> ControlFlow<()> + Sync,
+    all_made: &mut Vec<Arc<Tensor>>,
 ) -> Result<Loaded, LoadError> {
     for remark in model.remarks() {
         tracing::warn!("{}: {remark}", model.path().display());
@@ -326,20 +334,26 @@ pub(crate) fn load_from(
     let reported = Reported::new(model, &progress);
     let mut contents = Contents::new();
     let mut loaded = Loaded::default();
-    let made = create(device, model, options, places, source)?;
-    let mut rest = made.iter().map(|info| info.dpa).peekable();
+    let first = all_made.len();
+    create(device, model, options, places, source, all_made)?;
+    let made = &all_made[first..];
+    let mut rest = made.iter().peekable();
     // By the tensor's number, which those without elements have too.
-    let dpas: Vec<_> =
-        model.tensors().iter().map(|tensor| rest.next_if(|_| tensor.length > 0).unwrap_or(0)).collect();
+    let by_number: Vec<_> =
+        model.tensors().iter().map(|tensor| rest.next_if(|_| tensor.length > 0)).collect();
     contents.add(&store_each(model, &reported, |number, at, bytes| {
-        let (tensor, dpa) = (&model.tensors()[number], dpas[number]);
-        let mut stored = device.write_base(dpa + at, bytes);
+        let (tensor, made) = (&model.tensors()[number], by_number[number].expect("it has elements"));
+        let mut stored = device.write_tensor(made, at, bytes);
         if at + bytes.len() as u64 == tensor.length {
-            stored = stored.and_then(|()| device.flush(dpa, tensor.length));
+            stored = stored.and_then(|whole| device.flush(made.info.dpa, tensor.length).map(|()| whole));
         }
-        stored.map_err(|source| LoadError::Device { tensor: tensor.name.clone(), source })
+        match stored {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(LoadError::Gone { tensor: made.info.name.clone() }),
+            Err(source) => Err(LoadError::Device { tensor: tensor.name.clone(), source }),
+        }
     })?);
-    let mut made = made.into_iter();
+    let mut infos = made.iter().map(|tensor| tensor.told());
     for tensor in model.tensors() {
         if tensor.length == 0 {
             let skipped = |view: &String| skipped(tensor, view, "the tensor has no elements".to_owned());
@@ -347,7 +361,7 @@ pub(crate) fn load_from(
             continue;
         }
         let failed = |source| LoadError::Device { tensor: tensor.name.clone(), source };
-        let info = made.next().expect("one for each that has elements");
+        let info = infos.next().expect("one for each that has elements");
         for spelling in &options.views {
             if let Err(why) = View::parse(info.format, spelling) {
                 loaded.skipped.push(skipped(tensor, spelling, why.to_string()));
@@ -365,6 +379,9 @@ pub(crate) fn load_from(
     if pieces::told_apart(model.opened(), &now) {
         return Err(LoadError::Changing { file: model.path().into() });
     }
+    if let Some(gone) = all_made.iter().find(|tensor| !device.has_tensor(tensor)) {
+        return Err(LoadError::Gone { tensor: gone.info.name.clone() });
+    }
     // What a crash of the host leaves is not whole either.
     device.sync().map_err(|source| LoadError::Sync { file: model.path().into(), source })?;
     let whole = Source { contents: Some(contents.digest()), stamp: stamp_of(&now), ..source_of(model) };
@@ -372,25 +389,26 @@ pub(crate) fn load_from(
     Ok(loaded)
 }
 
-/// Makes the tensors of `model` that have elements at their places, as many at once as can be.
+/// Makes the tensors of `model` that have elements at their places, as many at once as can be, and
+/// adds them to `made`.
 fn create(
     device: &Device,
     model: &ModelFile,
     options: &LoadOptions,
     places: &[u64],
     source: SourceId,
-) -> Result<Vec<TensorInfo>, LoadError> {
+    made: &mut Vec<Arc<Tensor>>,
+) -> Result<(), LoadError> {
     let with_elements = model.tensors().iter().filter(|tensor| tensor.length > 0);
     let specs = with_elements.zip(places);
     let specs: Vec<_> = specs
         .map(|(tensor, dpa)| TensorSpec { dpa: Some(*dpa), ..held_as(device, spec(tensor, options)) })
         .collect();
-    let mut made = Vec::with_capacity(specs.len());
     for specs in specs.chunks(MAX_AT_ONCE) {
         let some = device.create_tensors_from(specs.to_vec(), source);
         made.extend(some.map_err(|why| LoadError::of(model, why))?);
     }
-    Ok(made)
+    Ok(())
 }
 
 /// A tensor as the device can have it: bytes, where its image has no number for the format.

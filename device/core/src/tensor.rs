@@ -126,6 +126,12 @@ pub enum TensorError {
         /// Its length in bytes.
         length: usize,
     },
+    /// The name is one of the device's own.
+    #[error("{name:?} cannot name a tensor: names with `{HIDDEN}` in them are the device's own")]
+    Hidden {
+        /// The name.
+        name: String,
+    },
     /// Another tensor has the name.
     #[error("there is a tensor called {name:?} already")]
     Exists {
@@ -396,6 +402,11 @@ impl Tensor {
         first..first.saturating_add(info.length.div_ceil(BLOCK_BYTES as u64))
     }
 
+    /// Whether that is this one, resized or not.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.stored, &other.stored)
+    }
+
     /// Whether nobody is ever told of it.
     pub(crate) fn is_hidden(&self) -> bool {
         self.info.name.contains(HIDDEN)
@@ -410,6 +421,11 @@ impl Tensor {
     pub(crate) fn is_charged(&self, block: u64) -> bool {
         self.transition.charged().contains(&(block - self.blocks().start))
     }
+}
+
+/// Refuses a name by which people would make, or derive from, what is hidden from them.
+pub(crate) fn is_not_hidden(name: &str) -> Result<(), TensorError> {
+    if name.contains(HIDDEN) { Err(TensorError::Hidden { name: name.to_owned() }) } else { Ok(()) }
 }
 
 /// Checks all of `spec` but its place: its elements and its shape.

@@ -184,9 +184,14 @@ impl Files {
             }
             let node = core.state.node(inode)?;
             let others = node.attributes.iter().filter(|(other, _)| other.as_slice() != name);
-            let bytes = others.map(|(name, value)| name.len() + value.len()).sum::<usize>()
+            // A list of the names has a zero behind each, and a longer one the kernel takes from
+            // nobody.
+            let told = STORED.len() + RATIO.len() + 2;
+            let bytes = others.map(|(name, value)| name.len() + 1 + value.len()).sum::<usize>()
                 + name.len()
-                + value.len();
+                + 1
+                + value.len()
+                + told;
             if bytes > MAX_BYTES {
                 return Err(FileError::AttributesTooLarge { bytes, most: MAX_BYTES });
             }

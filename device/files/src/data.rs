@@ -21,6 +21,17 @@ const MAX_AHEAD: u64 = 32 << 20;
 /// Bytes that are copied at once.
 const PIECE: u64 = 1 << 20;
 
+/// By which way the kernel brings what is to be stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// A `write`, which leaves its bytes in the page cache too.
+    Cached,
+    /// A `write` past the page cache: `O_DIRECT`.
+    Direct,
+    /// Pages that are written back.
+    WrittenBack,
+}
+
 impl Files {
     /// Fills `out` from `offset` on: how many bytes there were. `cached` says that the kernel keeps
     /// them, and may be stored into there.
@@ -54,19 +65,13 @@ impl Files {
         Ok(count)
     }
 
-    /// Stores `data` at `offset`: how many bytes of it. What is `written_back` from a mapping never
+    /// Stores `data` at `offset`: how many bytes of it. What is written back from a mapping never
     /// makes a file larger, unless the kernel keeps writes too: then that says how large a file is,
     /// and when it was modified.
     ///
     /// # Errors
     /// [`FileError::is_no_room`] if none could be stored; what the device says.
-    pub fn write(
-        &self,
-        inode: u64,
-        offset: u64,
-        data: &[u8],
-        written_back: bool,
-    ) -> Result<usize, FileError> {
+    pub fn write(&self, inode: u64, offset: u64, data: &[u8], way: Way) -> Result<usize, FileError> {
         let gate = self.gate(inode)?;
         if data.is_empty() {
             return Ok(0);
@@ -76,14 +81,14 @@ impl Files {
         {
             let _shared = gate.read();
             let size = self.core.lock().state.file(inode)?.meta.size;
-            if end <= size || written_back && !self.write_cache {
+            if end <= size || way == Way::WrittenBack && !self.write_cache {
                 let data = &data[..index(size.saturating_sub(offset)).min(data.len())];
-                return self.store(inode, offset, data, written_back);
+                return self.store(inode, offset, data, way);
             }
         }
         let _alone = gate.write();
         self.clean(inode)?;
-        let stored = self.store(inode, offset, data, written_back);
+        let stored = self.store(inode, offset, data, way);
         let mut core = self.core.lock();
         let whole = matches!(stored, Ok(count) if count == data.len());
         let done = offset + *stored.as_ref().unwrap_or(&0) as u64;
@@ -103,14 +108,20 @@ impl Files {
     }
 
     /// Stores bytes of a file whose gate the caller holds.
-    fn store(&self, inode: u64, offset: u64, data: &[u8], written_back: bool) -> Result<usize, FileError> {
+    fn store(&self, inode: u64, offset: u64, data: &[u8], way: Way) -> Result<usize, FileError> {
         let range = offset..offset + data.len() as u64;
         if range.is_empty() {
             return Ok(0);
         }
+        let written_back = way == Way::WrittenBack;
         let pieces = {
             let mut core = self.core.lock();
             self.map(&mut core, inode, &range)?;
+            if way != Way::Direct {
+                // Before the kernel hears that its pages hold what the file does: from then on
+                // somebody may store into them, and nobody reads the file for that.
+                core.live(inode).cached = true;
+            }
             core.state.file(inode)?.extents.pieces(&range)
         };
         let mut stored = 0;
@@ -159,7 +170,7 @@ impl Files {
             let places = match places {
                 Ok(places) => places,
                 Err(why) => {
-                    core.space.put_back(&class, &taken);
+                    core.space.put_back(&taken);
                     return Err(why);
                 }
             };
@@ -172,7 +183,7 @@ impl Files {
             }
         }
         let mapped = self.commit(core, changes, Caller::default(), false);
-        mapped.inspect_err(|_| core.space.put_back(&class, &taken))
+        mapped.inspect_err(|_| core.space.put_back(&taken))
     }
 
     /// Places of `length` bytes together. If no address is left for that, files give back what they
@@ -341,11 +352,24 @@ impl Files {
         self.clean(inode)?;
         let size = {
             let mut core = self.core.lock();
-            let holes = core.state.file(inode)?.extents.pieces(range);
-            let holes: u64 = holes.iter().filter(|piece| piece.dpa.is_none()).map(|piece| piece.length).sum();
-            let limit = self.device.space().available;
-            if holes > limit {
-                return Err(FileError::NoAddress { wanted: holes, limit });
+            let node = core.state.file(inode)?;
+            let holes = |range: &Range<u64>| {
+                let holes = node.extents.pieces(range).into_iter().filter(|piece| piece.dpa.is_none());
+                holes.map(|piece| piece.length).sum::<u64>()
+            };
+            let unit = node.class().unit();
+            let places = holes(&(range.start / unit * unit..range.end.next_multiple_of(unit)));
+            let (bytes, limit) = (holes(range), self.device.space().available);
+            if bytes > limit {
+                return Err(FileError::NoAddress { wanted: bytes, limit });
+            }
+            // What cannot fit is not begun.
+            if places > core.space.free_bytes() {
+                self.trim(&mut core)?;
+            }
+            let limit = core.space.free_bytes();
+            if places > limit {
+                return Err(FileError::NoAddress { wanted: places, limit });
             }
             self.map(&mut core, inode, range)?;
             core.state.file(inode)?.meta.size
@@ -443,7 +467,7 @@ impl Files {
         }
         for range in wanted {
             let places = self.take(&mut self.core.lock(), class, range.end - range.start);
-            let places = places.inspect_err(|_| self.core.lock().space.put_back(class, &taken))?;
+            let places = places.inspect_err(|_| self.core.lock().space.put_back(&taken))?;
             let mut at = range.start;
             for (dpa, length) in places {
                 changes.push(Change::Map { inode, at, dpa, length });

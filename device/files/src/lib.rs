@@ -13,7 +13,8 @@
 //!   was stored; a size that shrinks, before anything is discarded.
 //! * What lies behind a file's end may be anything after a crash. It is made zeros before the end
 //!   moves over it.
-//! * An inode without a name stays as long as it is open. Who serves a mount that another process
+//! * An inode without a name stays as long as it is open, and one that is no file, as long as the
+//!   kernel knows of it. Who serves a mount that another process
 //!   answered before does not know what is open, and waits for the kernel to forget the inode.
 //! * Bytes move under the inode's own gate, shared, and never under the lock of names and extents.
 //!   What takes places from a file holds the gate alone. The gate is taken first.
@@ -49,6 +50,7 @@ use lamina_device::device::poison::Poisoned;
 use lamina_device::layout::Layout;
 
 pub use self::attributes::{Wanted, When};
+pub use self::data::Way;
 pub use self::error::FileError;
 pub use self::names::{Child, Marked, New, Rename};
 pub use self::parts::{PART, SaidOfPart, said_of_part};
@@ -478,10 +480,11 @@ impl Core {
         Ok(meta)
     }
 
-    /// Whether nobody has an inode open.
-    fn is_closed(&mut self, inode: u64) -> bool {
+    /// Whether nobody has an inode that is a file, or not. Who opens a FIFO or a device does not
+    /// ask here: as long as the kernel knows of it, somebody may have it.
+    fn is_unused(&mut self, inode: u64, is_file: bool) -> bool {
         let live = self.live(inode);
-        live.opens == 0 && live.known
+        live.known && live.opens == 0 && (is_file || live.lookups == 0)
     }
 }
 

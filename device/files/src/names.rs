@@ -399,7 +399,7 @@ impl Core {
     ) -> Result<Option<Vec<std::ops::Range<u64>>>, FileError> {
         let meta = self.meta(inode)?;
         let links = if meta.is_folder() { 0 } else { meta.links.saturating_sub(1) };
-        if links == 0 && !meta.is_folder() && self.is_closed(inode) {
+        if links == 0 && !meta.is_folder() && self.is_unused(inode, meta.is_file()) {
             changes.push(Change::Drop { inode });
             return Ok(Some(places_of(self.state.node(inode)?)));
         }

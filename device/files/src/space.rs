@@ -190,7 +190,7 @@ impl Space {
                     Ok(true) => continue,
                     Ok(false) => {}
                     Err(why) => {
-                        self.put_back(class, &places);
+                        self.put_back(&places);
                         return Err(why);
                     }
                 }
@@ -198,7 +198,7 @@ impl Space {
             let free = self.free.entry(key.clone()).or_default();
             let Some((long, at)) = best.or_else(|| free.by_length.last().copied()) else {
                 let (wanted, limit) = (length, self.limit);
-                self.put_back(class, &places);
+                self.put_back(&places);
                 return Err(FileError::NoAddress { wanted, limit });
             };
             let place = free.take(&(at..at + long), left);
@@ -208,15 +208,27 @@ impl Space {
         Ok(places)
     }
 
-    /// Puts back what was taken and not used.
-    pub(crate) fn put_back(&mut self, class: &Class, places: &[(u64, u64)]) {
-        let free = self.free.entry(class.key()).or_default();
+    /// Puts back what was taken and not used. A slab that was made for it goes: one small file in
+    /// it would keep all of its addresses from the other classes.
+    pub(crate) fn put_back(&mut self, places: &[(u64, u64)]) {
         for (at, length) in places {
-            let slab = self.slabs.iter().find(|slab| slab.range.contains(at));
-            if let Some(slab) = slab {
-                free.give(*at..at + length, &slab.range);
+            if let Some((slab, true)) = self.free_part(*at..*at + length) {
+                self.drop_slab(slab);
             }
         }
+    }
+
+    /// Notes a part of a slab as free: which slab, and whether all of it is.
+    fn free_part(&mut self, part: Range<u64>) -> Option<(usize, bool)> {
+        let at = self.slabs.iter().position(|slab| slab.range.contains(&part.start))?;
+        let slab = &self.slabs[at];
+        let now = self.free.entry(slab.class.key()).or_default().give(part, &slab.range);
+        Some((at, now == slab.range))
+    }
+
+    /// Bytes of the first slab of a class.
+    fn first(&self) -> u64 {
+        (self.limit / 1024).clamp(FIRST.start, FIRST.end)
     }
 
     /// Makes a slab, if there is a place for one.
@@ -240,8 +252,7 @@ impl Space {
             .map(|slab| slab.range.end - slab.range.start)
             .sum();
         let most = self.limit.saturating_sub(self.taken);
-        let first = (self.limit / 1024).clamp(FIRST.start, FIRST.end);
-        let mut length = of_class.clamp(first, LARGEST).min(most / 4).max(wanted).min(most);
+        let mut length = of_class.clamp(self.first(), LARGEST).min(most / 4).max(wanted).min(most);
         loop {
             length -= length % unit;
             if length == 0 {
@@ -282,13 +293,11 @@ impl Space {
                 continue;
             }
             for part in self.parts(&range) {
-                let Some(at) = self.slabs.iter().position(|slab| slab.range.contains(&part.start)) else {
-                    continue;
-                };
-                let slab = &self.slabs[at];
-                let free = self.free.entry(slab.class.key()).or_default();
-                let now = free.give(part, &slab.range);
-                if now == slab.range && (slab.class != Class::OPAQUE || self.slabs.len() > 1) {
+                let Some((at, true)) = self.free_part(part) else { continue };
+                let Slab { class, range, .. } = &self.slabs[at];
+                // A small one stays for the next file.
+                let is_small = range.end - range.start <= self.first();
+                if *class != Class::OPAQUE || self.slabs.len() > 1 || !is_small {
                     self.drop_slab(at);
                 }
             }

@@ -46,7 +46,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
-use axum::extract::{FromRequest, Path as Segment, Request, State};
+use axum::extract::{self, FromRequest, FromRequestParts, Request, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{Html, IntoResponse, Response};
@@ -335,12 +336,27 @@ fn status_of_files(why: &FilesError) -> StatusCode {
         FilesError::Device(why) => status_of(why),
         FilesError::Load(why) => match &**why {
             LoadError::Device { source, .. } => status_of(source),
+            LoadError::Gone { .. } => StatusCode::CONFLICT,
             LoadError::Stopped => StatusCode::SERVICE_UNAVAILABLE,
             LoadError::Sync { .. } => StatusCode::INTERNAL_SERVER_ERROR,
             _ => StatusCode::UNPROCESSABLE_ENTITY,
         },
         FilesError::Manifest { .. } => StatusCode::INTERNAL_SERVER_ERROR,
         _ => StatusCode::UNPROCESSABLE_ENTITY,
+    }
+}
+
+/// What a path has in its place for names.
+struct Segment<T>(T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Segment<T> {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
+        match extract::Path::from_request_parts(parts, state).await {
+            Ok(extract::Path(found)) => Ok(Self(found)),
+            Err(why) => Err(Refusal::new(why.status(), why.body_text())),
+        }
     }
 }
 

@@ -21,7 +21,7 @@ use fuse_backend_rs::file_traits::FileReadWriteVolatile;
 use lamina_device::counters::{Place, Scope, Section};
 use lamina_device::device::Space;
 use lamina_device::figures;
-use lamina_files::{Caller, FileError, Files, MAX_NAME, Meta, New, Rename, Wanted, When};
+use lamina_files::{Caller, FileError, Files, MAX_NAME, Meta, New, Rename, Wanted, Way, When};
 
 use super::request_buffer::bytes_of;
 use super::served_pages::PAGE_BYTES;
@@ -302,23 +302,31 @@ pub(super) fn list(
     }
 }
 
+/// By which way a request's bytes come or go, of a file that was opened with `flags`.
+pub(super) fn way(flags: u32, written_back: bool) -> Way {
+    match flags & libc::O_DIRECT.unsigned_abs() {
+        _ if written_back => Way::WrittenBack,
+        0 => Way::Cached,
+        _ => Way::Direct,
+    }
+}
+
 /// One request's bytes between a file and the buffer that they arrive in or leave in.
 pub(super) struct FileTransfer<'a> {
     pub(super) files: &'a Files,
     pub(super) inode: u64,
-    /// Of a read, whether the kernel keeps what it gets; of a write, whether it had that.
-    pub(super) cached: bool,
+    pub(super) way: Way,
 }
 
 impl FileReadWriteVolatile for FileTransfer<'_> {
     fn read_at_volatile(&mut self, slice: FileVolatileSlice<'_>, offset: u64) -> io::Result<usize> {
         let out = bytes_of(slice);
-        self.files.read(self.inode, offset, out, self.cached).map_err(|why| said(&why))
+        self.files.read(self.inode, offset, out, self.way != Way::Direct).map_err(|why| said(&why))
     }
 
     fn write_at_volatile(&mut self, slice: FileVolatileSlice<'_>, offset: u64) -> io::Result<usize> {
         let data = bytes_of(slice);
-        self.files.write(self.inode, offset, data, self.cached).map_err(|why| said(&why))
+        self.files.write(self.inode, offset, data, self.way).map_err(|why| said(&why))
     }
 
     fn read_volatile(&mut self, _: FileVolatileSlice<'_>) -> io::Result<usize> {

@@ -269,7 +269,14 @@ impl FileReadWriteVolatile for Transfer<'_> {
             (ExportFile::Target(target), _) => {
                 export.partition().device().write_target(target, offset, bytes_of(slice))
             }
-            (_, None) => export.partition().write_base(offset, bytes_of(slice)),
+            (_, None) => {
+                let mut done = 0;
+                match export.partition().write_back(offset, bytes_of(slice), &mut done) {
+                    // The kernel asks for the rest, and is told then.
+                    Err(why) if why.is_no_room() && done > 0 => return Ok(done),
+                    written => written,
+                }
+            }
             (_, Some(cache)) => cache.write(offset, bytes_of(slice)),
         };
         written.map_err(|why| failed("write", self.0, offset, slice.len(), &why))?;
@@ -539,9 +546,9 @@ impl FileSystem for WindowFs {
             };
         }
         if let Some((files, inode)) = self.files(inode)? {
-            let cached = flags & libc::O_DIRECT.unsigned_abs() == 0;
             let count = usize::try_from(size).map_err(|_| errno(libc::EINVAL))?;
-            return out.write_from(&mut FileTransfer { files, inode, cached }, count, offset);
+            let mut transfer = FileTransfer { files, inode, way: files::way(flags, false) };
+            return out.write_from(&mut transfer, count, offset);
         }
         let opened = self.opened(inode)?;
         opened.cached(flags)?;
@@ -579,7 +586,7 @@ impl FileSystem for WindowFs {
                 files.drop_privileges(inode).map_err(|why| files::said(&why))?;
             }
             let count = usize::try_from(size).map_err(|_| errno(libc::EINVAL))?;
-            let mut transfer = FileTransfer { files, inode, cached: written_back };
+            let mut transfer = FileTransfer { files, inode, way: files::way(flags, written_back) };
             return data.read_to(&mut transfer, count, offset);
         }
         let opened = self.opened(inode)?;
@@ -606,12 +613,26 @@ impl FileSystem for WindowFs {
         let writing = opened
             .holds_off_discards()
             .then(|| opened.export.coherence().writing(opened.which, offset, bytes));
-        data.read_exact_to(&mut Transfer(opened), count, offset)?;
+        let mut done = 0;
+        let failed = loop {
+            match data.read_to(&mut Transfer(opened), count - done, offset + done as u64) {
+                Ok(0) if count > done => break Some(io::ErrorKind::WriteZero.into()),
+                Ok(stored) => done += stored,
+                Err(why) => break Some(why),
+            }
+            if done == count {
+                break None;
+            }
+        };
         drop(writing);
-        if opened.export.cache().is_none() {
-            opened.export.coherence().changed(opened.which, offset, bytes);
+        if opened.export.cache().is_none() && done > 0 {
+            opened.export.coherence().changed(opened.which, offset, done as u64);
         }
-        Ok(count)
+        match failed {
+            // Of what is written back the kernel hears an error, and not how much was stored.
+            Some(why) if done == 0 || written_back => Err(why),
+            _ => Ok(done),
+        }
     }
 
     fn flush(&self, _: &Context, _: u64, _: u64, _: u64) -> io::Result<()> {
@@ -821,7 +842,10 @@ impl FileSystem for WindowFs {
         let of_models = of_models.map(|child| (child.inode, kind(child.is_folder), child.name.as_bytes()));
         let children = children.chain(of_models);
         let dots = [(inode, directory, b".".as_slice()), (parent, directory, b"..")];
+        let is_stable = !models::is_ours(inode);
         for (place, (ino, type_, name)) in (1_u64..).zip(dots.into_iter().chain(children)) {
+            // What is in a model's folder may be more by the next call: it goes by inode.
+            let place = if is_stable || place <= 2 { place } else { ino };
             // `add` takes nothing more when the answer is full; the kernel then asks again from
             // there.
             if place > offset && add(DirEntry { ino, offset: place, type_, name })? == 0 {
@@ -829,5 +853,52 @@ impl FileSystem for WindowFs {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use lamina_codec::testing::bytes as noise;
+    use lamina_device::device::{Device, DeviceConfig};
+
+    use super::*;
+    use crate::fuse::{Mount, MountOptions};
+    use crate::held_mount::fuse_present;
+    use crate::mount_point::MountPoint;
+
+    #[test]
+    fn a_write_that_finds_no_room_has_stored_what_it_says_and_no_byte_more() {
+        const BASE: usize = 16 << 20;
+        const PIECE: usize = 128 << 10;
+        if let Err(why) = fuse_present() {
+            return lamina_skipped::test(why);
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let config = DeviceConfig { store_bytes: Some(6 << 20), ..DeviceConfig::new(BASE as u64, 8 << 20) };
+        let device = Arc::new(Device::new(config).unwrap());
+        let point = MountPoint::prepare(&folder.path().join("mount")).unwrap();
+        let mount = Mount::new(&device, point, &MountOptions::default()).unwrap();
+        let base = File::options().read(true).write(true).open(mount.base_path()).unwrap();
+        base.write_all_at(&vec![7; BASE], 0).unwrap();
+        let mut refused = 0;
+        for at in (0..BASE).step_by(PIECE) {
+            let data = noise(at as u64 + 1, PIECE);
+            let stored = match base.write_at(&data, at as u64) {
+                Ok(stored) => stored,
+                Err(why) => {
+                    assert_eq!(why.raw_os_error(), Some(libc::ENOSPC));
+                    refused += 1;
+                    0
+                }
+            };
+            let mut found = vec![0; PIECE];
+            device.read_base(at as u64, &mut found).unwrap();
+            assert!(found[..stored] == data[..stored], "at {at}");
+            assert!(found[stored..].iter().all(|byte| *byte == 7), "{stored} bytes at {at}");
+        }
+        assert!(refused > 0);
     }
 }

@@ -382,6 +382,19 @@ mod tests {
     use crate::mount_point::MountPoint;
 
     #[test]
+    fn a_guest_makes_no_tensor_of_the_devices_own_names() {
+        let device = Arc::new(Device::new(DeviceConfig::new(1 << 20, 8 << 20)).unwrap());
+        let control = Control::new(Arc::clone(&device));
+        let control = control.of_export(Partition::first(Arc::clone(&device)), Place::Root);
+        for again in [false, true] {
+            let tensors = vec![TensorSpec::new("/.lamina/files/log0", Some(0), 4096, Format::Bf16)];
+            let refused = perform(&control, Request::CreateTensors { tensors, again }).unwrap_err();
+            assert!(refused.to_string().contains("the device's own"), "{refused}");
+        }
+        assert!(device.hidden_tensors().is_empty());
+    }
+
+    #[test]
     fn what_was_done_before_a_worker_died_shows_when_it_is_asked_again() {
         if let Err(why) = fuse_present() {
             return lamina_skipped::test(why);

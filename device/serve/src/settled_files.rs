@@ -12,7 +12,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -21,6 +21,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lamina_files::Files;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open, openat};
+use nix::sys::stat::Mode;
 
 use super::files::inode_of;
 use super::flusher::may_be_dirty;
@@ -29,6 +32,8 @@ use super::own_mount::own_table;
 /// How long nothing may be written back before the dirty pages that are left are given up when
 /// unmounting.
 pub(super) const SETTLE: Duration = Duration::from_secs(10);
+/// What the kernel takes no path of, in bytes.
+const MAX_PATH: usize = libc::PATH_MAX.unsigned_abs() as usize;
 /// How often files are looked for that were renamed since their paths were told.
 const TRIES: usize = 5;
 
@@ -87,7 +92,7 @@ fn sync_all(files: &Files, folder: &Path, looked_at: &AtomicU64) -> io::Result<(
                 continue;
             }
             let path = folder.join(OsStr::from_bytes(&file.path));
-            match sync(&path, inode_of(file.inode)) {
+            match sync(folder, &file.path, inode_of(file.inode)) {
                 Ok(true) => {}
                 Ok(false) => {
                     missed.insert(file.inode);
@@ -112,17 +117,9 @@ fn sync_all(files: &Files, folder: &Path, looked_at: &AtomicU64) -> io::Result<(
 }
 
 /// Syncs the file of this inode, unless the path leads to it no more: whether it did.
-fn sync(path: &Path, inode: u64) -> io::Result<bool> {
-    // What lies there by now may be no file, and must not be waited for.
-    let only_files = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
-    let file = match File::options().read(true).custom_flags(only_files).open(path) {
-        Err(why)
-            if [libc::ENOENT, libc::ENOTDIR, libc::ELOOP, libc::ENXIO]
-                .map(Some)
-                .contains(&why.raw_os_error()) =>
-        {
-            return Ok(false);
-        }
+fn sync(folder: &Path, path: &[u8], inode: u64) -> io::Result<bool> {
+    let file = match open_below(folder, path) {
+        Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::ENXIO) => return Ok(false),
         opened => opened?,
     };
     let found = file.metadata()?;
@@ -133,4 +130,58 @@ fn sync(path: &Path, inode: u64) -> io::Result<bool> {
         file.sync_data()?;
     }
     Ok(true)
+}
+
+/// Opens the file of a path in a folder. A path may be longer than the kernel takes at once, as
+/// folders may be renamed into others: then in steps.
+fn open_below(folder: &Path, path: &[u8]) -> Result<File, Errno> {
+    let step = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let mut from = open(folder, step, Mode::empty())?;
+    let mut rest = path;
+    while rest.len() >= MAX_PATH {
+        let end = rest[..MAX_PATH].iter().rposition(|byte| *byte == b'/').ok_or(Errno::ENAMETOOLONG)?;
+        from = openat(&from, &rest[..end], step, Mode::empty())?;
+        rest = &rest[end + 1..];
+    }
+    // What lies there by now may be no file, and must not be waited for.
+    let only_files = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+    openat(&from, rest, OFlag::O_RDONLY | only_files, Mode::empty()).map(File::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+
+    use nix::sys::stat::mkdirat;
+
+    use super::*;
+
+    #[test]
+    fn files_are_found_however_long_their_paths_are() {
+        let root = tempfile::tempdir().unwrap();
+        for count in [0, 1, 15, 16, 17, 40] {
+            let mut from = open(root.path(), OFlag::O_PATH, Mode::empty()).unwrap();
+            let mut path = Vec::new();
+            // Of 255 bytes, so that 16 of them and as many `/` are just too long.
+            let name = format!("{count:02}{}", "x".repeat(253));
+            for _ in 0..count {
+                mkdirat(&from, name.as_str(), Mode::S_IRWXU).unwrap();
+                from = openat(&from, name.as_str(), OFlag::O_PATH, Mode::empty()).unwrap();
+                path.extend_from_slice(format!("{name}/").as_bytes());
+            }
+            let last = format!("{count} is a file");
+            path.extend_from_slice(last.as_bytes());
+            let made = OFlag::O_CREAT | OFlag::O_WRONLY;
+            let made = openat(&from, last.as_str(), made, Mode::S_IRWXU);
+            File::from(made.unwrap()).write_all(last.as_bytes()).unwrap();
+            let mut found = String::new();
+            open_below(root.path(), &path).unwrap().read_to_string(&mut found).unwrap();
+            assert_eq!(found, last);
+            let inode = open_below(root.path(), &path).unwrap().metadata().unwrap().ino();
+            assert!(sync(root.path(), &path, inode).unwrap());
+            assert!(!sync(root.path(), &path, inode + 1).unwrap());
+            path.extend_from_slice(b" no more");
+            assert!(!sync(root.path(), &path, inode).unwrap());
+        }
+    }
 }

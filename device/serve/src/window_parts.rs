@@ -17,7 +17,8 @@ use lamina_abi::DIRECTORY_BYTES;
 use lamina_codec::format::Format;
 use lamina_device::device::{DeviceError, Partition};
 use lamina_device::layout::Layout;
-use lamina_device::tensor::{TensorError, TensorSpec};
+use lamina_device::tensor::{TensorError, TensorInfo, TensorSpec};
+use lamina_device::window::ViewInfo;
 #[cfg(doc)]
 use lamina_files::PART;
 use lamina_files::said_of_part;
@@ -59,7 +60,7 @@ pub(super) fn set_class(export: &Export, exports: &[Arc<Export>], value: &[u8]) 
 }
 
 /// Removes the tensors of pools that lie in a range, and makes one of it if it is of a class. Where
-/// views were that are gone is added to `views`.
+/// views were that are gone is added to `views`. If that cannot be, what was removed comes back.
 fn change(
     partition: &Partition,
     range: &Range<u64>,
@@ -70,22 +71,109 @@ fn change(
         // Only whether that can be was asked.
         return Ok(());
     }
-    for tensor in partition.tensors() {
+    let mut inside = partition.tensors();
+    inside.retain(|tensor| {
         let is_inside = tensor.dpa >= range.start && tensor.dpa + tensor.length <= range.end;
-        if is_inside && tensor.name.starts_with(TENSOR) {
-            let shown = partition.remove_tensor_now(&tensor.name)?;
-            views.extend(shown.iter().map(place));
+        is_inside && tensor.name.starts_with(TENSOR)
+    });
+    let wanted = class.map(|(format, layout)| {
+        let name = format!("{TENSOR}{:#x}", range.start);
+        let spec = TensorSpec::new(name, Some(range.start), range.end - range.start, format);
+        TensorSpec { layout, ..spec }
+    });
+    if let Some(wanted) = &wanted {
+        // What was removed comes back with its views elsewhere, perhaps, and not if the process
+        // dies before.
+        let names: Vec<_> = inside.iter().map(|tensor| tensor.name.clone()).collect();
+        partition.may_replace(&names, wanted.clone())?;
+    }
+    let mut removed = Vec::with_capacity(inside.len());
+    let done = inside.into_iter().try_for_each(|tensor| {
+        let shown = partition.remove_tensor_now(&tensor.name)?;
+        views.extend(shown.iter().map(place));
+        removed.push((tensor, shown));
+        Ok(())
+    });
+    let done = done.and_then(|()| match wanted {
+        Some(wanted) => partition.create_tensor_now(wanted).map(drop),
+        None => Ok(()),
+    });
+    if done.is_err() {
+        for (tensor, shown) in removed {
+            let name = tensor.name.clone();
+            if let Err(why) = make_again(partition, tensor, &shown) {
+                tracing::warn!("{name}, which was to be another part, is gone: {why}");
+            }
         }
     }
-    let Some((format, layout)) = class else { return Ok(()) };
+    done
+}
+
+/// Makes a tensor that was removed, and its views.
+fn make_again(partition: &Partition, tensor: TensorInfo, views: &[ViewInfo]) -> Result<(), DeviceError> {
+    let TensorInfo { name, dpa, length, elements, shape, format, layout, codec, base } = tensor;
     partition.create_tensor_now(TensorSpec {
+        name: name.clone(),
+        dpa: Some(dpa),
+        length,
+        elements: Some(elements),
+        shape,
+        format,
         layout,
-        ..TensorSpec::new(
-            format!("{TENSOR}{:#x}", range.start),
-            Some(range.start),
-            range.end - range.start,
-            format,
-        )
+        codec: Some(codec),
+        base,
     })?;
-    Ok(())
+    views.iter().try_for_each(|view| partition.create_view(&name, &view.view).map(drop))
+}
+
+#[cfg(test)]
+mod tests {
+    use lamina_device::device::{Device, DeviceConfig};
+
+    use super::*;
+
+    const BF16: Option<(Format, Layout)> = Some((Format::Bf16, Layout::Weight));
+
+    fn partition() -> Partition {
+        Partition::first(Arc::new(Device::new(DeviceConfig::new(16 << 20, 16 << 20)).unwrap()))
+    }
+
+    #[test]
+    fn a_class_that_is_refused_leaves_the_parts_and_their_views() {
+        let partition = partition();
+        let mut gone = Vec::new();
+        change(&partition, &(0..65536), BF16, &mut gone).unwrap();
+        partition.create_view("pool@0x0", "e8m3").unwrap();
+        partition.create_tensor(TensorSpec::new("t", Some(131_072), 4096, Format::Bf16)).unwrap();
+        let there = (partition.tensors(), partition.views());
+        for range in [0..262_144, 0..131_073, 0..65537] {
+            let refused = change(&partition, &range, BF16, &mut gone);
+            assert!(matches!(refused, Err(DeviceError::Tensor(_))), "{range:?}: {refused:?}");
+            assert_eq!(
+                (partition.tensors(), partition.views(), gone.len()),
+                (there.0.clone(), there.1.clone(), 0)
+            );
+        }
+        change(&partition, &(0..131_072), BF16, &mut gone).unwrap();
+        assert_eq!((partition.tensors()[0].length, partition.views().len(), gone.len()), (131_072, 0, 1));
+    }
+
+    #[test]
+    fn parts_that_were_removed_when_the_next_one_could_not_be_come_back() {
+        let partition = partition();
+        let mut gone = Vec::new();
+        for at in [0, 65536] {
+            change(&partition, &(at..at + 65536), BF16, &mut gone).unwrap();
+            partition.write_base(at, &vec![7; 65536]).unwrap();
+        }
+        let view = partition.create_view("pool@0x0", "e8m3").unwrap();
+        let derived = TensorSpec::new("derived", Some(1 << 20), 65536, Format::Bf16);
+        partition.create_tensor(TensorSpec { base: Some("pool@0x10000".to_owned()), ..derived }).unwrap();
+        let there = (partition.tensors(), partition.views());
+        change(&partition, &(0..131_072), None, &mut gone).unwrap_err();
+        assert_eq!((partition.tensors(), partition.views(), gone), (there.0, there.1, vec![place(&view)]));
+        let mut found = vec![0; 131_072];
+        partition.read_base(0, &mut found).unwrap();
+        assert!(found.iter().all(|byte| *byte == 7));
+    }
 }

@@ -173,12 +173,12 @@ impl Events {
     }
 
     /// Notes how a write went, and whether there is room for what takes more than before.
-    pub(super) fn note(&self, written: &Result<(), DeviceError>, room: bool) {
+    pub(super) fn note<T>(&self, written: &Result<T, DeviceError>, room: bool) {
         match written {
             Err(DeviceError::Store(why)) if why.is_no_room() && !self.no_room.swap(true, Relaxed) => {
                 self.say(Kind::NoRoom, format!("writes find no room: {why}"));
             }
-            Ok(()) if room && self.no_room.load(Relaxed) && self.no_room.swap(false, Relaxed) => {
+            Ok(_) if room && self.no_room.load(Relaxed) && self.no_room.swap(false, Relaxed) => {
                 self.say(Kind::RoomAgain, "writes find room again".to_owned());
             }
             _ => {}
@@ -277,7 +277,7 @@ mod tests {
         events.lost(0..4096, 4096, "", "full");
         events.lost(4096..12288, 8192, "", "full");
         events.lost(0..4096, 4096, "a", "full");
-        events.note(&Err(StoreError::Full { wanted: 1, used: 1, capacity: 1 }.into()), false);
+        events.note::<()>(&Err(StoreError::Full { wanted: 1, used: 1, capacity: 1 }.into()), false);
         events.lost(4096..8192, 4096, "a", "full");
         let kept = events.kept.lock();
         let said: Vec<_> = kept.last.iter().map(|event| (event.kind, event.text.as_str())).collect();

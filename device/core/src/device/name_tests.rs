@@ -474,3 +474,31 @@ fn a_view_without_a_place_shows_what_one_with_a_place_does() {
         assert!(device.view_of("t", "full").is_err());
     }
 }
+
+#[test]
+fn names_of_the_device_itself_are_refused_whoever_asks() {
+    let own = r#"/.lamina/files/7/{"format":"bf16"}"#;
+    let whole = Device::new(DeviceConfig::new(BASE, VIEWS)).unwrap();
+    let part = |name: &str| PartitionConfig {
+        name: name.to_owned(),
+        base_bytes: BASE,
+        views_bytes: VIEWS,
+        quota_bytes: None,
+    };
+    let divided = Device::new(DeviceConfig::divided(vec![part("a"), part("b")])).unwrap();
+    let a = Partition::named(&Arc::new(divided), "a").unwrap();
+    let based = |name| TensorSpec { base: Some(name), ..spec("mine", None, BLOCK) };
+    let hidden = |refused: Result<Vec<TensorInfo>, DeviceError>, as_named: &str| {
+        let Err(DeviceError::Tensor(TensorError::Hidden { name })) = refused else { panic!("{refused:?}") };
+        assert_eq!(name, as_named);
+    };
+    for name in [own, "m/.lamina/manifest"] {
+        hidden(whole.create_tensors(vec![spec("mine", None, BLOCK), spec(name, None, BLOCK)]), name);
+        hidden(whole.create_tensors(vec![based(name.to_owned())]), name);
+        hidden(a.create_tensors(vec![spec(name, None, BLOCK)]), name);
+    }
+    // Its partition's name comes before it.
+    hidden(a.create_tensors(vec![spec(&own[1..], None, BLOCK)]), &own[1..]);
+    assert_eq!((whole.tensors().len(), a.tensors().len()), (0, 0));
+    whole.create_tensors(vec![spec(&own[1..], None, BLOCK)]).unwrap();
+}

@@ -258,6 +258,15 @@ impl Partition {
         made.map(|tensor| self.own_tensor(tensor)).map_err(|why| self.own(why))
     }
 
+    /// See [`Device::may_replace`].
+    ///
+    /// # Errors
+    /// As [`Device::may_replace`].
+    pub fn may_replace(&self, removed: &[String], spec: TensorSpec) -> Result<(), DeviceError> {
+        let removed: Vec<_> = removed.iter().map(|name| self.full_name(name)).collect();
+        self.device.may_replace(&removed, self.full_spec(spec)?).map_err(|why| self.own(why))
+    }
+
     /// What the device is asked for if one of its own is.
     fn full_spec(&self, spec: TensorSpec) -> Result<TensorSpec, TensorError> {
         let (start, capacity) = (self.state().base.start, self.base_bytes());
@@ -522,6 +531,7 @@ impl Partition {
                 let prefix = self.name().len() + 1;
                 E::Name { name: own(name), length: length.saturating_sub(prefix) }
             }
+            E::Hidden { name } => E::Hidden { name: own(name) },
             E::Exists { name } => E::Exists { name: own(name) },
             E::Unknown { name } => E::Unknown { name: own(name) },
             E::Unaligned { name, dpa } => E::Unaligned { name: own(name), dpa: dpa - start },

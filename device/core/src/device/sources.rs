@@ -13,13 +13,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Range,
+    sync::Arc,
 };
 
 use serde::{Deserialize, Serialize};
 
 use super::{Device, DeviceError, device_image::Change, tables::InTheWay};
 use crate::{
-    tensor::{SourceId, TensorError, TensorInfo, TensorSpec},
+    tensor::{SourceId, Tensor, TensorError, TensorSpec},
     window::{Gaps, Map},
 };
 use lamina_codec::BLOCK_BYTES;
@@ -78,11 +79,11 @@ impl Device {
     ///
     /// # Errors
     /// As [`Device::create_tensors`].
-    pub fn create_tensors_from(
+    pub(crate) fn create_tensors_from(
         &self,
         specs: Vec<TensorSpec>,
         id: SourceId,
-    ) -> Result<Vec<TensorInfo>, DeviceError> {
+    ) -> Result<Vec<Arc<Tensor>>, DeviceError> {
         self.make_tensors(specs, Some(id), InTheWay::Awaited)
     }
 

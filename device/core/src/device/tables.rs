@@ -96,7 +96,7 @@ impl Device {
     /// room to code what its range holds. Then it is as if nobody had asked.
     pub fn create_tensor(&self, spec: TensorSpec) -> Result<TensorInfo, DeviceError> {
         let made = self.make_tensors(vec![spec], None, InTheWay::Awaited)?;
-        Ok(made.into_iter().next().expect("one for one"))
+        Ok(made[0].told())
     }
 
     /// As [`Self::create_tensor`], of who answers the kernel, and so waits for nobody who may wait
@@ -106,16 +106,44 @@ impl Device {
     /// As [`Self::create_tensor`]; [`DeviceError::Busy`].
     pub fn create_tensor_now(&self, spec: TensorSpec) -> Result<TensorInfo, DeviceError> {
         let made = self.make_tensors(vec![spec], None, InTheWay::Refused)?;
-        Ok(made.into_iter().next().expect("one for one"))
+        Ok(made[0].told())
     }
 
-    /// Makes tensors, all of them or none: as [`Self::create_tensor`], of each.
+    /// That [`Self::create_tensor_now`] could make a tensor once those called `removed` are gone:
+    /// all but whether there is room to code what its range holds.
     ///
     /// # Errors
-    /// As [`Self::create_tensor`], of the first that cannot be; [`DeviceError::TooMany`] for more
-    /// than [`MAX_AT_ONCE`].
+    /// As [`Self::create_tensor_now`], and as [`Self::remove_tensor_now`].
+    pub fn may_replace(&self, removed: &[String], spec: TensorSpec) -> Result<(), DeviceError> {
+        let checked = self.check(spec)?;
+        let map = self.map();
+        let mut draft = map.draft();
+        for name in removed {
+            let tensor = map.tensor(name)?;
+            is_no_base(tensor)?;
+            if tensor.transition.turn().is_locked() {
+                return Err(busy(tensor));
+            }
+            draft.remove_tensor(tensor);
+        }
+        let placed = self.place(draft.map(), &checked);
+        placed.map(drop).map_err(|why| match other_in_the_way(draft.map(), checked.partition, &why) {
+            Some(other) => busy(&other),
+            None => why.into(),
+        })
+    }
+
+    /// Makes tensors that people asked for, all of them or none: as [`Self::create_tensor`], of
+    /// each.
+    ///
+    /// # Errors
+    /// As [`Self::create_tensor`], of the first that cannot be; [`TensorError::Hidden`];
+    /// [`DeviceError::TooMany`] for more than [`MAX_AT_ONCE`].
     pub fn create_tensors(&self, specs: Vec<TensorSpec>) -> Result<Vec<TensorInfo>, DeviceError> {
-        self.make_tensors(specs, None, InTheWay::Awaited)
+        let names = specs.iter().flat_map(|spec| std::iter::once(&spec.name).chain(&spec.base));
+        names.into_iter().try_for_each(|name| tensor::is_not_hidden(name))?;
+        let made = self.make_tensors(specs, None, InTheWay::Awaited)?;
+        Ok(made.iter().map(|tensor| tensor.told()).collect())
     }
 
     pub(super) fn make_tensors(
@@ -123,13 +151,12 @@ impl Device {
         specs: Vec<TensorSpec>,
         source: Option<SourceId>,
         in_the_way: InTheWay,
-    ) -> Result<Vec<TensorInfo>, DeviceError> {
+    ) -> Result<Vec<Arc<Tensor>>, DeviceError> {
         if specs.len() > MAX_AT_ONCE {
             return Err(DeviceError::TooMany { count: specs.len() });
         }
         let checked = specs.into_iter().map(|spec| self.check(spec)).collect::<Result<Vec<_>, _>>()?;
         let (guard, mut draft, tensors) = self.place_all(&checked, source, in_the_way)?;
-        let infos: Vec<_> = tensors.iter().map(|tensor| tensor.told()).collect();
         // Usually the ranges hold nothing.
         let is_empty = |tensor: &Tensor| self.blocks.touched(tensor.blocks()).is_none();
         let are_empty = tensors.iter().all(|tensor| is_empty(tensor));
@@ -151,7 +178,8 @@ impl Device {
         tensors.iter().for_each(Tensor::join_base);
         replace(guard, next);
         if are_empty {
-            return Ok(infos);
+            drop(turns);
+            return Ok(tensors);
         }
         for tensor in &tensors {
             self.charge_to(tensor);
@@ -170,15 +198,15 @@ impl Device {
                     return Err(why);
                 }
                 Err(also) => tracing::warn!(
-                    tensor = infos[0].name,
-                    tensors = infos.len(),
+                    tensor = tensors[0].info.name,
+                    tensors = tensors.len(),
                     "not all is coded anew: {why}; nor back as it was: {also}"
                 ),
             }
         }
         self.list(&tensors);
         drop(turns);
-        Ok(infos)
+        Ok(tensors)
     }
 
     /// Whether it can have tensors of the format: an image of version 1 has not all.
@@ -256,6 +284,23 @@ impl Device {
     ) -> Result<Vec<ViewInfo>, E> {
         let find = |map: &Map| Ok(map.tensor(name)?.clone());
         self.in_turn(find, InTheWay::Awaited, |tensor| self.empty_and_drop(tensor, empty))
+    }
+
+    /// As [`Self::drop_tensor`], of one that was made so: resized since or not, and not another of
+    /// its name. One that is gone needs nothing.
+    ///
+    /// # Errors
+    /// As [`Self::drop_tensor`].
+    pub(crate) fn drop_made(&self, made: &Tensor) -> Result<(), DeviceError> {
+        let find = |map: &Map| {
+            let found = map.tensor(&made.info.name).ok().filter(|found| found.is_same(made));
+            found.cloned().ok_or_else(|| TensorError::Unknown { name: made.info.name.clone() })
+        };
+        let empty = |dpa, length: u64| self.discard(dpa, length.next_multiple_of(BLOCK_BYTES as u64));
+        match self.in_turn(find, InTheWay::Awaited, |tensor| self.empty_and_drop(tensor, empty)) {
+            Ok(_) | Err(DeviceError::Tensor(TensorError::Unknown { .. })) => Ok(()),
+            Err(why) => Err(why),
+        }
     }
 
     /// Forgets a tensor whose turn the caller has, when `empty` has discarded what it holds.
@@ -560,6 +605,16 @@ impl Device {
     /// Every tensor, by DPA.
     pub fn tensors(&self) -> Vec<TensorInfo> {
         self.map().listed().map(|tensor| tensor.told()).collect()
+    }
+
+    /// Whether this very tensor is there, as it was made.
+    pub(crate) fn has_tensor(&self, tensor: &Arc<Tensor>) -> bool {
+        self.map().has(tensor)
+    }
+
+    /// Whether it is there, resized or not.
+    pub(crate) fn has_made(&self, tensor: &Tensor) -> bool {
+        self.map().tensor(&tensor.info.name).is_ok_and(|found| found.is_same(tensor))
     }
 
     /// The tensor of this name.

@@ -3,12 +3,13 @@
 //! A store holds the map while it codes, so that charges and counters agree with it, for a bounded
 //! part of a request at a time.
 
-use std::{ops::Range, time::Instant};
+use std::{ops::Range, sync::Arc, time::Instant};
 
 use super::{
     Device, DeviceError, Window,
     coding::{Region, owner},
 };
+use crate::{tensor::Tensor, window::Map};
 use lamina_codec::BLOCK_BYTES;
 
 impl Device {
@@ -25,13 +26,45 @@ impl Device {
         written
     }
 
+    /// Stores `data` at `at` of `tensor`, as long as it is there as it was made: false as soon as
+    /// it was removed or resized, when its place may be another's.
+    ///
+    /// # Errors
+    /// As [`Device::write_base`].
+    pub(crate) fn write_tensor(
+        &self,
+        tensor: &Arc<Tensor>,
+        at: u64,
+        data: &[u8],
+    ) -> Result<bool, DeviceError> {
+        let offset = tensor.info.dpa + at;
+        self.inside(Window::Base, offset, data.len() as u64)?;
+        let written = self.write_while(offset, data, &mut 0, |map| map.has(tensor));
+        self.events.note(&written, self.look());
+        written
+    }
+
     /// Stores what is left of `data` when the first `done` bytes of it are stored, and moves
     /// `done`.
     pub(super) fn write_pieces(&self, offset: u64, data: &[u8], done: &mut usize) -> Result<(), DeviceError> {
+        self.write_while(offset, data, done, |_| true).map(drop)
+    }
+
+    /// The same while `may` says so of the map that each step holds: whether that was to the end.
+    fn write_while(
+        &self,
+        offset: u64,
+        data: &[u8],
+        done: &mut usize,
+        may: impl Fn(&Map) -> bool,
+    ) -> Result<bool, DeviceError> {
         let begun = Instant::now();
         while *done < data.len() {
             let at = offset + *done as u64;
             let map = self.map.read();
+            if !may(&map) {
+                return Ok(false);
+            }
             // Of one owner, who lies in one partition; nobody's memory may reach into the next.
             let end = map.owner_end(at).min(self.accounts.partition_table.of_base(at).base.end);
             let end = usize::try_from(end - offset).map_or(data.len(), |end| end.min(data.len()));
@@ -46,7 +79,7 @@ impl Device {
             partition.base_writes.add(1);
             partition.base_written_bytes.add(data.len() as u64);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Forgets what this base range holds: it reads as zeros and whole blocks of it store nothing.

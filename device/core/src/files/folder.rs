@@ -110,6 +110,7 @@ impl ModelPlan {
 mod tests {
     use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::symlink;
+    use std::process::Command;
 
     use super::*;
     use crate::load::tests::checkpoint;
@@ -117,6 +118,21 @@ mod tests {
     fn weights(path: &Path) {
         let (file, _) = checkpoint(&[("w", "U8", &[3], vec![1, 2, 3])]);
         fs::copy(file.path(), path).unwrap();
+    }
+
+    #[test]
+    fn an_index_that_is_no_file_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("m.safetensors.index.json");
+        let refused = |path: &Path| {
+            let why = ModelPlan::open(path, "m").err().unwrap();
+            assert!(matches!(&why, FilesError::Index { why, .. } if why == "it is no file"), "{why}");
+        };
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        refused(&path);
+        fs::remove_file(&path).unwrap();
+        symlink("/dev/zero", &path).unwrap();
+        refused(&path);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use twox_hash::xxhash3_128::Hasher;
@@ -16,7 +17,7 @@ use crate::device::{Device, DeviceError, Places};
 use crate::load::{
     KvRule, LoadError, LoadOptions, Progress, drop_tensor, drop_tensor_by, is_no_base, load_from, source_of,
 };
-use crate::tensor::TensorSpec;
+use crate::tensor::{Tensor, TensorSpec};
 use lamina_codec::format::Format;
 
 /// Bits of a model's number.
@@ -120,15 +121,27 @@ pub fn load(
             return Err(LoadError::NoEmptyPlace { file, dpa }.into());
         }
     };
+    let mut made = Vec::new();
     let loaded = write(device, &own, places[0], &bytes)
-        .and_then(|()| load_files(device, plan, &places[1..], &bases, &progress))
+        .and_then(|()| load_files(device, plan, &places[1..], &bases, &progress, &mut made))
         .and_then(|()| mark(device, &own, true))
         .and_then(|()| whole(device, &own));
     loaded.map(|model| (model, apart)).inspect_err(|_| {
-        if let Err(why) = remove_tensors(device, &manifest, discard(device)) {
+        if let Err(why) = take_back(device, &own, &made) {
             tracing::error!("what was loaded of {} stays until the next start: {why}", plan.name);
         }
     })
+}
+
+/// Removes what was made for a model: not what others made of the same names when it was gone.
+fn take_back(device: &Device, own: &str, made: &[Arc<Tensor>]) -> Result<(), FilesError> {
+    let there: Vec<_> = made.iter().filter(|tensor| device.has_made(tensor)).collect();
+    there.iter().try_for_each(|tensor| is_no_base(device, &tensor.info.name))?;
+    if device.place_of(own).is_some() {
+        mark(device, own, false)?;
+    }
+    there.iter().try_for_each(|tensor| device.drop_made(tensor))?;
+    drop_tensor_by(device, own, discard(device))
 }
 
 /// The model of this name that the device holds.
@@ -155,6 +168,7 @@ fn load_files(
     mut places: &[u64],
     bases: &Bases,
     progress: &(impl Fn(Progress<'_>) -> ControlFlow<()> + Sync),
+    made: &mut Vec<Arc<Tensor>>,
 ) -> Result<(), FilesError> {
     let total = plan.tensor_bytes();
     let mut before = 0;
@@ -169,7 +183,7 @@ fn load_files(
         let reported =
             |now: Progress<'_>| progress(Progress { bytes: before + now.bytes, total, tensor: now.tensor });
         let source = device.note_source(source_of(&file.file));
-        load_from(device, file.loaded(), &options, own, source, reported)?;
+        load_from(device, file.loaded(), &options, own, source, reported, made)?;
         before += file.loaded().tensors().iter().map(|tensor| tensor.length).sum::<u64>();
     }
     Ok(())
@@ -207,11 +221,16 @@ fn remove_tensors(
     drop: impl Fn(u64, u64) -> Result<(), FilesError>,
 ) -> Result<(), FilesError> {
     let own = tensor_name(&manifest.name);
-    manifest.tensors().try_for_each(|tensor| is_no_base(device, tensor))?;
+    // What was loaded names its source: what does not, somebody made when the model's was removed.
+    let sources = device.sources_of_tensors();
+    let was_loaded =
+        |name: &&str| device.image().is_none() || sources.get(*name).is_some_and(Option::is_some);
+    let tensors: Vec<_> = manifest.tensors().filter(was_loaded).collect();
+    tensors.iter().try_for_each(|tensor| is_no_base(device, tensor))?;
     if device.place_of(&own).is_some() {
         mark(device, &own, false)?;
     }
-    manifest.tensors().chain([own.as_str()]).try_for_each(|tensor| drop_tensor_by(device, tensor, &drop))
+    tensors.into_iter().chain([own.as_str()]).try_for_each(|tensor| drop_tensor_by(device, tensor, &drop))
 }
 
 /// A number that no model has.
@@ -331,6 +350,68 @@ mod tests {
         device.detach_tensor("mine", |_| ControlFlow::Continue(())).unwrap();
         assert_eq!(names(), ["whole"]);
         assert!(device.tensor("half/w").is_err() && device.place_of(&tensor_name("half")).is_none());
+    }
+
+    #[test]
+    fn a_load_whose_tensors_were_removed_leaves_what_others_made_there_and_nothing_of_its_own() {
+        let device = Device::new(DeviceConfig::new(64 << 20, 64 << 20)).unwrap();
+        let tensor = |name, seed| (name, "U8", &[2_u64 << 20][..], bytes(seed, 2 << 20));
+        let (file, _) = checkpoint(&[tensor("first", 1), tensor("second", 2), tensor("third", 3)]);
+        let plan = ModelPlan::open(file.path(), "m").unwrap();
+        let begun = std::sync::atomic::AtomicBool::new(false);
+        let mine = |name: &str, was: &str| {
+            let dpa = device.tensor(was).unwrap().dpa;
+            device.remove_tensor(was).unwrap();
+            device.create_tensor(TensorSpec::new(name, Some(dpa), 2 << 20, Format::Opaque)).unwrap();
+            device.write_base(dpa, &bytes(9, 2 << 20)).unwrap();
+        };
+        let refused = load(&device, &plan, &Loading::default(), |_| {
+            if !begun.swap(true, std::sync::atomic::Ordering::Relaxed) {
+                mine("m/first", "m/first");
+                mine("mine", "m/second");
+                device.resize_tensor("m/third", 1 << 20).unwrap();
+            }
+            ControlFlow::Continue(())
+        });
+        assert!(refused.is_err() && held(&device).is_empty() && device.hidden_tensors().is_empty());
+        let tensors = device.tensors();
+        assert_eq!(tensors.iter().map(|tensor| &tensor.name).collect::<Vec<_>>(), ["m/first", "mine"]);
+        for tensor in tensors {
+            let mut found = vec![0; 2 << 20];
+            device.read_base(tensor.dpa, &mut found).unwrap();
+            assert!(found == bytes(9, 2 << 20), "{}", tensor.name);
+        }
+    }
+
+    #[test]
+    fn what_others_made_of_a_models_names_is_not_removed_with_it() {
+        let config = DeviceConfig::new(64 << 20, 64 << 20);
+        let image = lamina_store::image::Image::in_memory(config.superblock()).unwrap();
+        let device = Device::open(image, &config).unwrap();
+        let tensor = |name, seed| (name, "U8", &[8192_u64][..], bytes(seed, 8192));
+        let (file, _) = checkpoint(&[tensor("first", 1), tensor("second", 2)]);
+        let plan = ModelPlan::open(file.path(), "m").unwrap();
+        for is_half in [true, false] {
+            let (model, _) =
+                load(&device, &plan, &Loading::default(), |_| ControlFlow::Continue(())).unwrap();
+            device.remove_tensor("m/first").unwrap();
+            let mine = TensorSpec::new("m/first", None, 8192, Format::Opaque);
+            let mine = device.create_tensor(mine).unwrap();
+            device.write_base(mine.dpa, &bytes(9, 8192)).unwrap();
+            if is_half {
+                mark(&device, &tensor_name("m"), false).unwrap();
+                assert!(held(&device).is_empty());
+            } else {
+                remove(&device, &model, discard(&device)).unwrap();
+            }
+            assert_eq!(device.tensors(), std::slice::from_ref(&mine));
+            assert_eq!(device.place_of(&tensor_name("m")), None);
+            let mut found = vec![0; 8192];
+            device.read_base(mine.dpa, &mut found).unwrap();
+            assert!(found == bytes(9, 8192));
+            device.remove_tensor("m/first").unwrap();
+            device.discard(mine.dpa, 8192).unwrap();
+        }
     }
 
     #[test]

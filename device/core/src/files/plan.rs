@@ -2,7 +2,8 @@
 //! that is in it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -391,11 +392,17 @@ struct Index {
 impl Index {
     fn read(path: &Path) -> Result<Self, FilesError> {
         let wrong = |why: String| FilesError::Index { path: path.into(), why };
-        let bytes = fs::metadata(path).map_err(|why| wrong(why.to_string()))?.len();
-        if bytes > MAX_INDEX {
-            return Err(wrong(format!("it has {bytes} bytes, at most {MAX_INDEX} are read")));
+        let failed = |why: io::Error| wrong(why.to_string());
+        // Asked before opening, because opening a FIFO waits for its other end.
+        if !fs::metadata(path).map_err(failed)?.is_file() {
+            return Err(wrong("it is no file".to_owned()));
         }
-        let text = fs::read(path).map_err(|why| wrong(why.to_string()))?;
+        let file = File::open(path).map_err(failed)?;
+        let mut text = Vec::new();
+        file.take(MAX_INDEX + 1).read_to_end(&mut text).map_err(failed)?;
+        if text.len() as u64 > MAX_INDEX {
+            return Err(wrong(format!("it has more than {MAX_INDEX} bytes")));
+        }
         serde_json::from_slice(&text).map_err(|why| wrong(why.to_string()))
     }
 

@@ -9,6 +9,8 @@
 //! | anything else | is refused |
 //! | any, and `replace` | is loaded after they were removed |
 //!
+//! A checkpoint that has a tensor of one of the device's own names is refused first.
+//!
 //! * A checkpoint that is there is not loaded again, whatever was stored into its tensors since,
 //!   and tensors of it that were removed stay so.
 //! * What was not loaded whole was never served, and is nobody's: [`drop_unfinished`] removes it
@@ -24,7 +26,7 @@ use super::pieces::{Contents, each_piece, source_of, stamp_of, told_apart};
 use super::{LoadError, LoadOptions, Loaded, Progress, Reported, full_name, load_from, places, spelled};
 use crate::device::{Device, DeviceError, Source, SourceId};
 use crate::model::ModelFile;
-use crate::tensor::TensorError;
+use crate::tensor::{TensorError, is_not_hidden};
 use lamina_codec::BLOCK_BYTES;
 
 /// What becomes of a checkpoint.
@@ -158,6 +160,7 @@ pub fn decide(
         options.views.iter().try_for_each(|spelling| spelled(spelling))?;
         let path = source_of(model).path;
         for tensor in names(model, options) {
+            is_not_hidden(&tensor).map_err(|why| LoadError::of(model, why.into()))?;
             if let Some((other, _)) = named.get(&tensor).filter(|(_, other)| *other != path) {
                 return Err(LoadError::Twice { tensor, one: (*other).into(), other: model.path().into() });
             }
@@ -272,7 +275,7 @@ pub fn carry_out(
             let id = device.note_source(file.clone());
             device.set_source_of(&replacing, id).map_err(refused)?;
             replacing.iter().try_for_each(|tensor| drop_tensor(device, tensor))?;
-            let loaded = load_from(device, model, options, &places, id, progress)?;
+            let loaded = load_from(device, model, options, &places, id, progress, &mut Vec::new())?;
             device.set_loaded(&old_name(&file, options)).map_err(refused)?;
             return Ok(loaded);
         }

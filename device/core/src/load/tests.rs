@@ -194,3 +194,43 @@ fn a_device_of_the_needed_size_holds_the_checkpoint() {
     let device = Device::new(DeviceConfig::new(base_needed(&model), views)).unwrap();
     assert_eq!(load_model(&device, &model, &options, on).unwrap().views.len(), 4);
 }
+
+#[test]
+fn a_load_stores_nothing_where_its_tensor_was_removed() {
+    let bytes = noise(3 << 20);
+    let (_file, model) = checkpoint(&[("w", "U8", &[bytes.len() as u64], bytes)]);
+    let mine = vec![7; 3 << 20];
+    for name in ["mine", "w"] {
+        let device = device();
+        let first = AtomicUsize::new(0);
+        let refused = load_model(&device, &model, &views(&["full"]), |progress| {
+            if first.fetch_add(1, Ordering::Relaxed) == 0 {
+                let dpa = device.tensor("w").unwrap().dpa;
+                device.remove_tensor("w").unwrap();
+                let spec = TensorSpec::new(name, Some(dpa), mine.len() as u64, Format::Opaque);
+                device.create_tensor(spec).unwrap();
+                device.write_base(dpa, &mine).unwrap();
+            }
+            on(progress)
+        });
+        assert!(matches!(refused, Err(LoadError::Gone { tensor }) if tensor == "w"));
+        let mut found = vec![0; mine.len()];
+        device.read_base(device.tensor(name).unwrap().dpa, &mut found).unwrap();
+        assert!(found == mine, "{name}");
+        assert_eq!(device.views(), []);
+    }
+}
+
+#[test]
+fn a_checkpoint_is_not_whole_without_a_tensor_that_was_removed_behind_it() {
+    let tensor = |name| (name, "U8", &[1_u64 << 20][..], noise(1 << 20));
+    let (_file, model) = checkpoint(&[tensor("first"), tensor("second")]);
+    let device = device();
+    let refused = load_model(&device, &model, &views(&[]), |progress| {
+        if progress.tensor == "second" {
+            device.remove_tensor("first").unwrap();
+        }
+        on(progress)
+    });
+    assert!(matches!(refused, Err(LoadError::Gone { tensor }) if tensor == "first"));
+}

@@ -275,3 +275,31 @@ fn a_live_event_has_the_form_that_is_described() {
     assert_eq!(form, Ok(()));
     assert_eq!(update["layers"][0]["layer"], 0);
 }
+
+#[test]
+fn names_of_the_device_itself_are_refused() {
+    let asked = Asked::new();
+    let tensor = json!({
+        "name": r#"/.lamina/files/7/{"format":"bf16"}"#,
+        "dpa": 0, "length": 65536, "format": "bf16",
+    });
+    for body in [tensor.clone(), json!([tensor])] {
+        let (status, answer) = asked.checked("POST", "/tensors", "/tensors", &body.to_string());
+        assert_eq!(status, 422, "{answer}");
+    }
+}
+
+#[test]
+fn a_name_that_is_no_text_is_refused_as_all_else() {
+    let asked = Asked::new();
+    for (method, path, described) in [
+        ("DELETE", "/tensors/%ff", "/tensors/{name}"),
+        ("PATCH", "/tensors/%ff", "/tensors/{name}"),
+        ("DELETE", "/models/%ff", "/models/{name}"),
+        ("GET", "/packed/64/%ff", "/packed/{window}/{name}"),
+        ("POST", "/hosts/%ff/revoke", "/hosts/{name}/revoke"),
+    ] {
+        let (status, answer) = asked.checked(method, path, described, r#"{"length":1}"#);
+        assert_eq!((status, answer["error"].is_string()), (400, true), "{method} {path}: {answer}");
+    }
+}

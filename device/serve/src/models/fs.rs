@@ -9,8 +9,9 @@ use lamina_device::files::{FilesError, Precision};
 use lamina_device::model::FileKind;
 use lamina_device::tensor::TensorError;
 
+use super::looked_at::Shown;
 use super::number::{self, MODELS};
-use super::{Folder, Models, Shown};
+use super::{Folder, Models};
 
 /// Bytes of the smallest place that a file is said to take: of one without any, tar reads nothing.
 const MIN_TAKEN: u64 = 4096;
@@ -105,6 +106,12 @@ impl Models {
         shown.map_err(|why| said(&why))
     }
 
+    /// Whether a place can be shown: of a file that is not held it is known, if somebody looked.
+    fn can_be_shown(&self, place: &Place) -> io::Result<bool> {
+        let known = self.looked_at.lock().is_shown(place.inode()?);
+        known.map_or_else(|| Ok(self.shown_at(place)?.is_some()), Ok)
+    }
+
     fn file(&self, inode: u64) -> io::Result<Arc<Shown>> {
         if inode == MODELS {
             return Err(errno(libc::EISDIR));
@@ -179,7 +186,7 @@ impl Models {
     fn child(&self, place: &Place, entry: usize) -> io::Result<Place> {
         let folder = Arc::clone(&place.folder);
         let own = Place { folder, entry, code: place.code, precision: place.precision.clone() };
-        if place.code == 0 || own.is_folder() || self.shown_at(&own)?.is_some() {
+        if place.code == 0 || own.is_folder() || self.can_be_shown(&own)? {
             return Ok(own);
         }
         Ok(Place { code: 0, precision: None, ..own })
@@ -198,7 +205,7 @@ impl Models {
                 let (Some(code), Some(precision)) = (code, precision) else { continue };
                 for (entry, _) in folder.checkpoints() {
                     let (folder, precision) = (Arc::clone(&folder), Some(precision.clone()));
-                    if self.shown_at(&Place { folder, entry, code, precision })?.is_some() {
+                    if self.can_be_shown(&Place { folder, entry, code, precision })? {
                         return Ok(number::of(manifest.id, 0, code));
                     }
                 }
@@ -222,10 +229,10 @@ impl Models {
         let Some(precision) = precision else { return Ok(None) };
         let Some(code) = number::code(manifest, &precision) else { return Ok(None) };
         let place = Place { folder: Arc::clone(folder), entry, code, precision: Some(precision) };
-        if self.shown_at(&place)?.is_some() { place.inode().map(Some) } else { Ok(None) }
+        if self.can_be_shown(&place)? { place.inode().map(Some) } else { Ok(None) }
     }
 
-    /// What is in a folder.
+    /// What is in a folder, by inode: the order stays when others come and go.
     pub(crate) fn children(&self, inode: u64) -> io::Result<Vec<Child>> {
         if inode == MODELS {
             let folders = self.folders();
@@ -234,14 +241,16 @@ impl Models {
                 let inode = number::of(manifest.id, 0, 0)?;
                 Some(Child { inode, is_folder: true, name: manifest.name.clone() })
             };
-            return Ok(folders.iter().filter_map(child).collect());
+            let mut children: Vec<_> = folders.iter().filter_map(child).collect();
+            children.sort_unstable_by_key(|child| child.inode);
+            return Ok(children);
         }
         let place = self.place(inode)?;
         if !place.is_folder() {
             return Err(errno(libc::ENOTDIR));
         }
         let manifest = &place.folder.model.manifest;
-        let requested = self.requested(manifest.id);
+        let requested = self.looked_at.lock().of_model(manifest.id);
         let mut children = Vec::new();
         for (entry, named) in place.folder.children(place.entry) {
             let child = self.child(&place, entry)?;
@@ -265,7 +274,7 @@ impl Models {
                 let name = precise_name(&named.name, &precision);
                 let folder = Arc::clone(&place.folder);
                 let child = Place { folder, entry, code, precision: Some(precision) };
-                if self.shown_at(&child)?.is_some() {
+                if self.can_be_shown(&child)? {
                     children.push(Child { inode: child.inode()?, is_folder: false, name });
                 }
             }
@@ -331,8 +340,8 @@ impl Models {
                 format!("{kept} of {} tensors are full", given + kept)
             }
             "user.lamina.base" => self.base_of(&place.folder.model).ok_or_else(none)?,
-            "user.lamina.read" => layout.traffic().bytes.to_string(),
-            _ => layout.traffic().stored.to_string(),
+            "user.lamina.read" => shown.traffic().bytes.to_string(),
+            _ => shown.traffic().stored.to_string(),
         };
         Ok(text.into_bytes())
     }

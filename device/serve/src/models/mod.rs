@@ -10,20 +10,21 @@
 //! The rules:
 //! * Everything is read-only: EROFS.
 //! * A file at a precision is there when it is asked for by its name. Folders list what was
-//!   configured or asked for.
+//!   configured or asked for. What is held of such files is [bounded](looked_at).
 //! * An inode's number says what it is ([`number`]), so that every process that serves the mount
 //!   knows it.
 //! * What a file shows is what has reached the device. Its pages stay in the page cache until it is
 //!   opened after something was stored to the base window, or its model is removed.
 
 mod fs;
+mod looked_at;
 mod number;
 mod report;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
@@ -38,6 +39,7 @@ use lamina_device::model::FileKind;
 use super::invalidations::Invalidations;
 
 pub(super) use self::fs::{Child, is_ours};
+use self::looked_at::{LookedAt, Shown};
 pub(super) use self::number::MODELS;
 pub use self::report::{FileReport, LoadingReport, ModelReport, ModelsReport, ViewReport};
 
@@ -50,8 +52,8 @@ pub struct Models {
     folders: RwLock<BTreeMap<String, Arc<Folder>>>,
     /// Those whose removal failed: nobody is shown them, and to remove them again goes on with it.
     half_removed: Mutex<BTreeMap<String, Arc<Folder>>>,
-    /// Files that were looked at, by inode; none where no tensor can be shown so.
-    shown: Mutex<HashMap<u64, Option<Arc<Shown>>>>,
+    /// Files that were looked at.
+    looked_at: Mutex<LookedAt>,
     /// What is held for readers of files at bf16.
     matrices: Arc<Matrices>,
     /// Held by who loads or removes a model.
@@ -75,15 +77,6 @@ pub(super) struct Entry {
     pub(super) name: String,
     /// The number of the file in the manifest.
     pub(super) file: Option<usize>,
-}
-
-/// A file that was looked at.
-pub(super) struct Shown {
-    pub(super) layout: FileLayout,
-    /// Bytes stored of it, as somebody asked last, and what had been changed on the device then.
-    pub(super) stored: Mutex<Option<(u64, u64)>>,
-    /// What had been written to the device when it was opened last.
-    pub(super) opened: AtomicU64,
 }
 
 impl Folder {
@@ -134,7 +127,7 @@ impl Models {
             folders: RwLock::new(folders.collect()),
             half_removed: Mutex::default(),
             device,
-            shown: Mutex::default(),
+            looked_at: Mutex::default(),
             matrices: Arc::default(),
             turn: Mutex::default(),
             loading: Mutex::default(),
@@ -224,11 +217,7 @@ impl Models {
             };
         }
         let id = folder.model.manifest.id;
-        let mut shown = self.shown.lock();
-        let mut gone: Vec<u64> =
-            shown.keys().copied().filter(|inode| number::model_of(*inode) == id).collect();
-        shown.retain(|inode, _| number::model_of(*inode) != id);
-        std::mem::drop(shown);
+        let mut gone = self.looked_at.lock().forget(id);
         self.matrices.clear();
         gone.extend((0..folder.entries.len()).filter_map(|entry| number::of(id, entry, 0)));
         gone.sort_unstable();
@@ -269,8 +258,8 @@ impl Models {
         precision: Option<&Precision>,
         inode: u64,
     ) -> Result<Option<Arc<Shown>>, FilesError> {
-        if let Some(shown) = self.shown.lock().get(&inode) {
-            return Ok(shown.clone());
+        if let Ok(shown) = self.looked_at.lock().find(inode) {
+            return Ok(shown);
         }
         let Some(file) = folder.file(entry) else { return Ok(None) };
         let layout = match precision {
@@ -285,18 +274,8 @@ impl Models {
             }
             Err(why) => return Err(why),
         };
-        let shown = layout.map(|layout| {
-            Arc::new(Shown { layout, stored: Mutex::default(), opened: AtomicU64::new(u64::MAX) })
-        });
-        // Whoever was first: what was read through it is counted there.
-        Ok(self.shown.lock().entry(inode).or_insert(shown).clone())
-    }
-
-    /// The inodes of the files at precisions that were asked for, of a model.
-    pub(super) fn requested(&self, id: u32) -> Vec<u64> {
-        let shown = self.shown.lock();
-        let known = shown.iter().filter(|(_, shown)| shown.is_some()).map(|(inode, _)| *inode);
-        known.filter(|inode| number::model_of(*inode) == id).collect()
+        let stays = precision.is_none_or(|precision| folder.model.manifest.precisions().contains(precision));
+        Ok(self.looked_at.lock().add(inode, layout, stays))
     }
 }
 
@@ -357,5 +336,44 @@ mod tests {
         assert!(matches!(models.remove("m", refused), Err(FilesError::Unknown { name }) if name == "m"));
         load().unwrap();
         assert!(models.folder("m").is_some());
+    }
+
+    #[test]
+    fn precisions_that_somebody_asks_for_are_held_within_a_bound_and_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.safetensors");
+        let header = br#"{"w":{"dtype":"BF16","shape":[4096],"data_offsets":[0,8192]}}"#;
+        let head = [&(header.len() as u64).to_le_bytes()[..], header].concat();
+        fs::write(&path, [head, lamina_codec::testing::bytes(1, 8192)].concat()).unwrap();
+        let device = Arc::new(Device::new(DeviceConfig::new(16 << 20, 16 << 20)).unwrap());
+        let models = Models::open(Arc::clone(&device));
+        let views = ["e8m3", "e8m1"].map(str::to_owned).to_vec();
+        models.load(&path, "m", &Loading { views, ..Loading::default() }, |_, _| Ok(())).unwrap();
+        let at = models.find(MODELS, "m").unwrap();
+        let names = (1..=8).flat_map(|e| (0..=6).flat_map(move |m| (0..6).map(move |g| (e, m, g))));
+        let names = names.map(|(e, m, g)| format!("m@e{e}m{m}+d{}+g{g}.safetensors", 8 - e));
+        let found: Vec<_> = names.filter_map(|name| models.find(at, &name).ok()).collect();
+        let read = |inode| {
+            let mut bytes = vec![0; usize::try_from(models.bytes(inode).unwrap()).unwrap()];
+            models.read(inode, 0, &mut bytes).unwrap();
+            bytes
+        };
+        let first: Vec<_> = found.iter().map(|inode| read(*inode)).collect();
+        assert!(found.len() > 100, "{}", found.len());
+        // Those that are configured, and the file as it is.
+        models.children(at).unwrap();
+        assert!(models.looked_at.lock().held() <= looked_at::MAX_ASKED + 3);
+        assert!(found.iter().zip(&first).all(|(inode, bytes)| read(*inode) == *bytes));
+        assert!(models.looked_at.lock().held() <= looked_at::MAX_ASKED + 3);
+        // All are listed, in the order that a listing goes on by, and what was read is counted on.
+        let listed: Vec<_> = models.children(at).unwrap().iter().map(|child| child.inode).collect();
+        assert!(listed.is_sorted() && found.iter().all(|inode| listed.contains(inode)));
+        let views = models.report().models.remove(0).files.remove(0).views;
+        let counted = views.iter().filter(|view| view.view.contains("+g1"));
+        assert!(counted.clone().count() > 10 && counted.clone().all(|view| view.read >= 2 * 8192));
+        let attribute = models.attribute(found[0], "user.lamina.read").unwrap();
+        assert!(String::from_utf8(attribute).unwrap().parse::<u64>().unwrap() >= 2 * 8192);
+        models.remove("m", |dpa, length| Ok(device.discard(dpa, length)?)).unwrap();
+        assert_eq!(models.looked_at.lock().held(), 0);
     }
 }

@@ -90,8 +90,7 @@ impl Models {
 
     pub(super) fn report_of(&self, folder: &Folder) -> ModelReport {
         let manifest = &folder.model.manifest;
-        let mut requested = self.requested(manifest.id);
-        requested.sort_unstable();
+        let requested = self.looked_at.lock().of_model(manifest.id);
         let files = (0..folder.entries.len()).filter_map(|entry| {
             let file = folder.file(entry)?;
             let full = number::of(manifest.id, entry, 0)?;
@@ -102,10 +101,10 @@ impl Models {
                 requested.iter().copied().filter(|inode| number::entry_of(*inode) == entry && *inode != full);
             let views = std::iter::once(full).chain(inodes).filter_map(|inode| {
                 let precision = number::precision(manifest, number::code_of(inode));
-                let shown = self.shown(folder, entry, precision.as_ref(), inode).ok().flatten()?;
-                let Read { bytes: read, stored: fetched } = shown.layout.traffic();
+                let (bytes, read) = self.looked_at.lock().told(inode)?;
+                let Read { bytes: read, stored: fetched } = read;
                 let view = precision.map_or_else(|| "full".to_owned(), |precision| precision.to_string());
-                Some(ViewReport { view, bytes: shown.layout.bytes(), read, fetched })
+                Some(ViewReport { view, bytes, read, fetched })
             });
             let (path, kind, bytes) = (file.path.clone(), file.kind, file.bytes);
             Some(FileReport { path, kind, bytes, stored, views: views.collect() })

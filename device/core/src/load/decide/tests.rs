@@ -473,3 +473,12 @@ fn partitions_have_checkpoints_of_their_own() {
     let why = start_all(&device, &[&first], &of("b")).unwrap_err();
     assert!(why.to_string().contains("b/") && why.to_string().contains(second.to_str().unwrap()), "{why}");
 }
+
+#[test]
+fn a_checkpoint_with_a_name_of_the_device_itself_is_refused() {
+    let device = device(&image());
+    let (_file, model) = checkpoint(&[("/.lamina/files/log0", "U8", &[4096], vec![1; 4096])]);
+    let refused = start_all(&device, &[model.path()], &options(true)).unwrap_err().to_string();
+    assert!(refused.contains("the device's own"), "{refused}");
+    assert!(device.tensors().is_empty() && device.hidden_tensors().is_empty());
+}
