@@ -242,7 +242,9 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
         }
     };
     control.stop_detaching();
-    served.end(&device, &goes_on)?;
+    if let Err(why) = served.end(&device, &goes_on) {
+        return Ok(life::send(&line, &Word::Failed(out::reason(&why)), &[])?);
+    }
     let deadline = Instant::now() + QUIET;
     for reporter in reporters {
         reporter.end_by(deadline);

@@ -67,6 +67,9 @@ impl State {
         }
         let before = {
             let mut now = self.lock();
+            if now.stopping {
+                bail!("the device is being stopped");
+            }
             let pid = now.pid.context("there is no worker at the moment")?;
             now.trial = Trial::Running(now.program.replace(program.clone()));
             kill(pid);
