@@ -33,8 +33,8 @@ use lamina_device::files::{self, Apart};
 use lamina_device::load::{self, Decision, LoadError, LoadOptions, Loaded, Progress};
 use lamina_serve::qmp::{PoisonReporter, Reported};
 use lamina_serve::{
-    Additions, Api, Channels, Control, DiskServer, ExportOptions, GuestPort, Mount, MountOptions, Place,
-    abort_mount,
+    Additions, Api, Channels, Control, DiskServer, ExportOptions, GuestPort, Mount, MountOptions, OurMount,
+    Place, abort_connection,
 };
 use lamina_store::Worker;
 use lamina_store::host_memory::HostMemory;
@@ -95,8 +95,8 @@ fn watcher(args: &DeviceArgs, mode: Mode) -> Result<Option<Arc<dyn Watcher>>> {
 fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
     let line = life::line_of_worker()?;
     let stop = Arc::new(AtomicBool::new(false));
-    let mount_path = Arc::new(Mutex::new(None));
-    let orders = listen(line.try_clone()?, Arc::clone(&stop), Arc::clone(&mount_path))?;
+    let mounts = Arc::new(Mutex::new(Mounts::default()));
+    let orders = listen(line.try_clone()?, Arc::clone(&stop), Arc::clone(&mounts))?;
     let Some((Order::Open { image, first, deaths, careful, ctl, tcp, ledger }, descriptors)) =
         orders.recv().ok()
     else {
@@ -188,10 +188,8 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
         Ok((Order::Serve { mount, reported, paced, qmp, disks, files }, descriptors)) => {
             let others: Vec<_> = args.qmp.iter().cloned().chain(qmp).collect();
             let reporters = reporters(plan.monitors(&args.run_dir, &others, &device)?, reported, &line)?;
-            mount_path
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clone_from(&mount.as_ref().map(|(path, _)| path.clone()));
+            let whole = mount.as_ref().and_then(|(path, _)| OurMount::at(path));
+            mounts.lock().unwrap_or_else(PoisonError::into_inner).whole = whole;
             let served = Served::new(args, &exports, &control, mount, disks, descriptors, !first);
             (served, reporters, paced, files)
         }
@@ -227,6 +225,7 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
             Order::ServeFiles { minor, answered } => {
                 served.serve_files(args, descriptors, minor.as_deref(), answered)?;
                 files_follow = false;
+                mounts.lock().unwrap_or_else(PoisonError::into_inner).files.clone_from(&minor);
             }
             Order::Stop => stopping = true,
             Order::Open { .. } | Order::Serve { .. } => {}
@@ -388,12 +387,20 @@ impl Write for SnapshotFile<'_> {
     }
 }
 
-/// Reads orders; when the holder is gone, so is this process, and nobody is left asleep on a mount
-/// that nobody answers.
+/// What is mounted.
+#[derive(Default)]
+struct Mounts {
+    whole: Option<OurMount>,
+    /// The number of the connection of the files, if they have one of their own.
+    files: Option<String>,
+}
+
+/// Reads orders; when the holder is gone, so are this process and the mount, and nobody is left
+/// asleep on one that nobody answers.
 fn listen(
     line: UnixStream,
     stop: Arc<AtomicBool>,
-    mount: Arc<Mutex<Option<PathBuf>>>,
+    mounts: Arc<Mutex<Mounts>>,
 ) -> Result<mpsc::Receiver<(Order, Vec<OwnedFd>)>> {
     let (sender, orders) = mpsc::channel();
     let read = move || {
@@ -407,8 +414,10 @@ fn listen(
             }
         }
         tracing::error!("the holder is gone");
-        if let Some(path) = &*mount.lock().unwrap_or_else(PoisonError::into_inner) {
-            abort_mount(path);
+        let Mounts { whole, files } = &*mounts.lock().unwrap_or_else(PoisonError::into_inner);
+        abort_connection(files.as_deref());
+        if let Some(mount) = whole {
+            mount.take_away();
         }
         log::flush(LAST_WORDS);
         std::process::exit(1);
