@@ -9,14 +9,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use lamina_abi::Interleave;
 use lamina_qemu::launch::{self, Prepared};
 use lamina_qemu::{Accel, Attach, AttachKind, BootConfig, BootError, GuestFile, Source};
 use lamina_serve::private_dir::check_socket_dir;
 use lamina_serve::{Place, PrivateDir};
 use serde_json::Value;
-use tempfile::TempDir;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 
@@ -51,10 +50,11 @@ pub(crate) async fn boot(mut args: Boot) -> Result<ExitCode> {
     let signals = Signals::watch()?;
     check(&args)?;
     let files = programs(&args).await?;
-    let (device, print_command) = (Served::of(&args).await?, args.print_command);
-    let Served { way, holder, qmp, folder } = device;
-    let lines = line_recorder(&mut args, &way)?;
-    let prepared = prepare(args, &way, files, qmp).await?;
+    let print_command = args.print_command;
+    // It is the last to go, whatever happens from here on.
+    let mut device = Served::of(&args).await?;
+    let (lines, qmp) = (line_recorder(&mut args, &device.way)?, device.qmp.take());
+    let prepared = prepare(args, &device.way, files, qmp).await?;
     let status = if print_command {
         print_line!("{}", prepared.command.to_shell())?;
         None
@@ -77,6 +77,7 @@ pub(crate) async fn boot(mut args: Boot) -> Result<ExitCode> {
         recorded?;
         status
     };
+    let Served { way, holder, folder, qmp: _ } = device;
     drop(way);
     // Unmounting sleeps.
     let stopped = move || {
@@ -127,7 +128,8 @@ fn line_recorder(args: &mut Boot, way: &Way) -> Result<Option<LineRecorder>> {
     Ok(Some(lines))
 }
 
-/// A device, and the way of a guest to it.
+/// A device, and the way of a guest to it. They go in this order: a folder that went before its
+/// device would take what is mounted in it along.
 struct Served {
     way: Way,
     /// It, if it was started for this guest.
@@ -135,7 +137,32 @@ struct Served {
     /// Where QEMU's monitor is to listen, for the device.
     qmp: Option<PathBuf>,
     /// Holds its mount and sockets.
-    folder: Option<TempDir>,
+    folder: Option<Folder>,
+}
+
+/// A folder for a mount and for disks' sockets, removed at the end with the folders of both.
+/// Nothing is removed that is in a mount, or that somebody else put there.
+struct Folder(PathBuf);
+
+impl Folder {
+    const MOUNT: &str = "mount";
+    const DISKS: &str = "disks";
+
+    fn new() -> Result<Self> {
+        Ok(Self(tempfile::Builder::new().prefix("lamina-boot-").tempdir()?.keep()))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        for folder in [self.0.join(Self::MOUNT), self.0.join(Self::DISKS), self.0.clone()] {
+            if let Err(why) = std::fs::remove_dir(&folder)
+                && why.kind() != std::io::ErrorKind::NotFound
+            {
+                tracing::warn!("the folder {} stays: {why}", folder.display());
+            }
+        }
+    }
 }
 
 impl Served {
@@ -164,17 +191,17 @@ impl Served {
         {
             return Ok(elsewhere(Way::files(kind, Files { base, views, ctl, set }, args.mailbox.clone())?));
         }
-        let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
+        let folder = Folder::new()?;
         let mut device = args.device.clone();
         device.powers_of_two = kind == AttachKind::Ivshmem;
         if kind == AttachKind::VhostUser {
-            let both = vec![DiskArg::Both(folder.path().join("disks"))];
+            let both = vec![DiskArg::Both(folder.0.join(Folder::DISKS))];
             let holder = start(device, PartitionArgs::default(), args.mount.clone(), both).await?;
             let ready = &holder.ready;
             let way = Way::disks(sockets(&ready.disks, None), ready.ctl.clone(), cpus);
             return Ok(Self { way, holder: Some(holder), qmp: None, folder: Some(folder) });
         }
-        let mount = args.mount.clone().unwrap_or_else(|| folder.path().join("mount"));
+        let mount = args.mount.clone().unwrap_or_else(|| folder.0.join(Folder::MOUNT));
         let holder = start(device, PartitionArgs::default(), Some(mount), Vec::new()).await?;
         let files = whole(&holder.ready, set).context(
             "the image is divided among guests: serve it with `lamina serve`, then boot each with --guest",
@@ -227,6 +254,14 @@ impl Signals {
         let (interrupted, terminated) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         Ok(Self { interrupted, terminated })
     }
+
+    /// Waits for the next: why a boot ends.
+    async fn next(&mut self) -> anyhow::Error {
+        tokio::select! {
+            _ = self.interrupted.recv() => anyhow!("the boot was ended by SIGINT"),
+            _ = self.terminated.recv() => anyhow!("the boot was ended by SIGTERM"),
+        }
+    }
 }
 
 /// Runs guests at once, to the end of each: the statuses of their scripts. A signal ends them all,
@@ -260,8 +295,11 @@ pub(crate) async fn run(guests: Vec<Ready>, mut signals: Signals) -> Result<Vec<
     loop {
         let end = tokio::select! {
             end = ends.join_next() => end,
-            _ = signals.interrupted.recv() => { end_all(); continue }
-            _ = signals.terminated.recv() => { end_all(); continue }
+            ended = signals.next() => {
+                failed.get_or_insert(ended);
+                end_all();
+                continue
+            }
         };
         // What ends of the others after one that failed does so because of that.
         let why = match end {
