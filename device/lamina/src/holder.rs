@@ -30,6 +30,7 @@ use std::fs;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -75,6 +76,8 @@ pub(crate) struct Holder {
 #[derive(Default)]
 struct State {
     now: Mutex<Now>,
+    /// Whether an upgrade is being made.
+    upgrading: AtomicBool,
 }
 
 #[derive(Default)]

@@ -381,6 +381,34 @@ fn an_upgrade_of_a_device_that_is_being_stopped_is_refused_and_loses_no_store() 
 }
 
 #[test]
+fn an_upgrade_to_a_program_that_never_says_what_it_is_holds_up_no_stop() {
+    within(120, || {
+        let mut device = Device::small(|_, _| {});
+        let sleeper = device.place.text("sleeper");
+        // As in the tests of deaths, another process writes it.
+        let write = "printf '#!/bin/sh\\nexec sleep 60\\n' >\"$0\" && chmod 700 \"$0\"";
+        assert!(Command::new("sh").args(["-c", write, &sleeper]).status().unwrap().success());
+        let upgrade = json!({ "Upgrade": sleeper }).to_string();
+        let first = tell_holder(&device.place, &upgrade, &[]);
+        let mut head = [0; 4];
+        thread::sleep(Duration::from_millis(500));
+        let mut second = tell_holder(&device.place, &upgrade, &[]);
+        second.read_exact(&mut head).unwrap();
+        let mut said = vec![0; u32::from_le_bytes(head) as usize];
+        second.read_exact(&mut said).unwrap();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        assert!(said.contains("another upgrade is being made"), "{said}");
+        device.store();
+        let begun = Instant::now();
+        let mut stop = tell_holder(&device.place, "\"Stop\"", &[]);
+        stop.read_exact(&mut head).unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+        device.stop_now();
+        drop(first);
+    });
+}
+
+#[test]
 fn a_client_that_connects_where_nobody_takes_connections_is_told() {
     within(60, || {
         let place = Place::new();
