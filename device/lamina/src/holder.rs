@@ -325,15 +325,15 @@ impl State {
         drop(now);
         let state = Arc::clone(self);
         thread::spawn(move || {
-            let mut from = Instant::now();
+            let (mut from, silence) = (Instant::now(), longest_silence());
             loop {
-                thread::sleep(STOP.saturating_sub(from.elapsed()));
+                thread::sleep(silence.saturating_sub(from.elapsed()));
                 let mut now = state.lock();
                 if now.over {
                     return;
                 }
                 from = now.heard.filter(|heard| *heard > from).unwrap_or(from);
-                if from.elapsed() < STOP {
+                if from.elapsed() < silence {
                     continue;
                 }
                 from = Instant::now();
@@ -374,6 +374,15 @@ impl State {
             }
         }
     }
+}
+
+/// [`STOP`], or what a test wants.
+fn longest_silence() -> Duration {
+    #[cfg(debug_assertions)]
+    if let Some(wanted) = crate::failpoints::stop() {
+        return wanted;
+    }
+    STOP
 }
 
 /// Starts workers until the device is stopped or given up.

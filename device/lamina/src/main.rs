@@ -11,6 +11,8 @@ mod args;
 mod boot;
 mod client;
 mod doctor;
+#[cfg(debug_assertions)]
+mod failpoints;
 mod guests;
 mod holder;
 mod image;

@@ -12,8 +12,8 @@
 //! 5. Only now those are waited for who deal with peers, until [`QUIET`] is over. Who has not ended
 //!    by then ends with the process, as do all other threads.
 //!
-//! Before each of these steps, and as pages are written back, the holder is told that stopping goes
-//! on.
+//! Before each of these steps, as pages are written back, and as long as step 4 takes, the holder
+//! is told that stopping goes on.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -44,6 +44,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::against::bases_of;
 use crate::args::{DeviceArgs, PartitionArgs};
+#[cfg(debug_assertions)]
+use crate::failpoints;
 use crate::life::{self, Order, Ready, WindowFile, Word};
 use crate::log;
 use crate::meter::Meter;
@@ -223,9 +225,9 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
                 thread::Builder::new().name("snapshot".into()).spawn(run)?;
             }
             Order::ServeFiles { minor, answered } => {
+                mounts.lock().unwrap_or_else(PoisonError::into_inner).files.clone_from(&minor);
                 served.serve_files(args, descriptors, minor.as_deref(), answered)?;
                 files_follow = false;
-                mounts.lock().unwrap_or_else(PoisonError::into_inner).files.clone_from(&minor);
             }
             Order::Stop => stopping = true,
             Order::Open { .. } | Order::Serve { .. } => {}
@@ -534,6 +536,25 @@ fn mount_options(args: &DeviceArgs, threads: usize) -> MountOptions {
     }
 }
 
+/// Does `work`, and tells `goes_on` at once and each [`PACE`] that it takes.
+fn paced<T>(goes_on: &(dyn Fn() + Sync), work: impl FnOnce() -> T) -> T {
+    let (done, ended) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        let tells = move || {
+            while ended.recv_timeout(PACE) == Err(mpsc::RecvTimeoutError::Timeout) {
+                goes_on();
+            }
+        };
+        goes_on();
+        if let Err(why) = thread::Builder::new().name("paces".into()).spawn_scoped(scope, tells) {
+            tracing::warn!("the holder does not hear that the last sync goes on: {why}");
+        }
+        let worked = work();
+        drop(done);
+        worked
+    })
+}
+
 impl Served {
     fn new(
         args: &DeviceArgs,
@@ -627,7 +648,7 @@ impl Served {
     }
 
     /// Brings every store to the image. `goes_on` is told as it does.
-    fn end(mut self, device: &Device, goes_on: &dyn Fn()) -> Result<()> {
+    fn end(mut self, device: &Device, goes_on: &(dyn Fn() + Sync)) -> Result<()> {
         if let Some(models) = self.mount.as_ref().and_then(Mount::models) {
             models.stop();
         }
@@ -636,13 +657,16 @@ impl Served {
         self.disks.iter().for_each(|disk| disk.close_by(deadline));
         goes_on();
         let settled = self.mount.as_ref().map_or(Ok(()), |mount| mount.settle(PACE, goes_on));
-        goes_on();
-        if let Err(why) = device.flush(0, device.base_bytes()) {
-            // What is staged stays staged in the image.
-            tracing::warn!("not everything could be coded: {why}");
-        }
-        goes_on();
-        let synced = device.sync_last().context("the image cannot be brought to the disk");
+        // A disk takes its time, and nothing tells how far it is.
+        let synced = paced(goes_on, || {
+            if let Err(why) = device.flush(0, device.base_bytes()) {
+                // What is staged stays staged in the image.
+                tracing::warn!("not everything could be coded: {why}");
+            }
+            #[cfg(debug_assertions)]
+            failpoints::sync();
+            device.sync_last().context("the image cannot be brought to the disk")
+        });
         // Their threads end with the process.
         std::mem::forget(self);
         synced.and(settled.context("stores into files/ may be lost"))

@@ -381,6 +381,17 @@ fn an_upgrade_of_a_device_that_is_being_stopped_is_refused_and_loses_no_store() 
 }
 
 #[test]
+fn a_last_sync_takes_longer_than_a_worker_may_say_nothing_and_loses_no_store() {
+    within(120, || {
+        let slow = [("LAMINA_FAULT_SYNC", "12000"), ("LAMINA_FAULT_STOP", "4000")];
+        let device = Device::small(|_, command| {
+            command.envs(slow);
+        });
+        device.stop();
+    });
+}
+
+#[test]
 fn an_upgrade_to_a_program_that_never_says_what_it_is_holds_up_no_stop() {
     within(120, || {
         let mut device = Device::small(|_, _| {});
