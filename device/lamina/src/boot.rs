@@ -5,9 +5,11 @@
 //! under it.
 
 use std::env;
+use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use lamina_abi::Interleave;
@@ -30,6 +32,8 @@ use crate::way::{Files, Way};
 
 /// The folder with the guest's static programs, which `./x` sets.
 const GUEST_PROGRAMS: &str = "LAMINA_GUEST_PROGRAMS";
+/// How long what does not heed signals has for its end when one comes.
+const LEAVE: Duration = Duration::from_secs(2);
 /// Where the script goes in the guest.
 const SCRIPT: &str = "/run.sh";
 
@@ -47,14 +51,14 @@ pub(crate) struct Ready {
 
 /// Boots a guest and waits for its end: the exit status of its script.
 pub(crate) async fn boot(mut args: Boot) -> Result<ExitCode> {
-    let signals = Signals::watch()?;
+    let mut signals = Signals::watch()?;
     check(&args)?;
-    let files = programs(&args).await?;
-    let print_command = args.print_command;
+    let files = signals.or_leave(programs(&args)).await?;
+    let (stop, print_command) = (StopSwitch::default(), args.print_command);
     // It is the last to go, whatever happens from here on.
-    let mut device = Served::of(&args).await?;
+    let mut device = signals.or_stop(&stop, Served::of(&args, &stop)).await?;
     let (lines, qmp) = (line_recorder(&mut args, &device.way)?, device.qmp.take());
-    let prepared = prepare(args, &device.way, files, qmp).await?;
+    let prepared = signals.or_leave(prepare(args, &device.way, files, qmp)).await?;
     let status = if print_command {
         print_line!("{}", prepared.command.to_shell())?;
         None
@@ -166,8 +170,9 @@ impl Drop for Folder {
 }
 
 impl Served {
-    /// The device that is asked for: one that is being served, or one that is started.
-    async fn of(args: &Boot) -> Result<Self> {
+    /// The device that is asked for: one that is being served, or one that is started, which `stop`
+    /// ends.
+    async fn of(args: &Boot, stop: &StopSwitch) -> Result<Self> {
         let (kind, cpus, set) = (args.attach, args.cpus, args.device.several.interleave);
         let elsewhere = |way| Self { way, holder: None, qmp: None, folder: None };
         // Only CXL has media errors. Who names a monitor has QEMU listen there.
@@ -196,13 +201,13 @@ impl Served {
         device.powers_of_two = kind == AttachKind::Ivshmem;
         if kind == AttachKind::VhostUser {
             let both = vec![DiskArg::Both(folder.0.join(Folder::DISKS))];
-            let holder = start(device, PartitionArgs::default(), args.mount.clone(), both).await?;
+            let holder = start(device, PartitionArgs::default(), args.mount.clone(), both, stop).await?;
             let ready = &holder.ready;
             let way = Way::disks(sockets(&ready.disks, None), ready.ctl.clone(), cpus);
             return Ok(Self { way, holder: Some(holder), qmp: None, folder: Some(folder) });
         }
         let mount = args.mount.clone().unwrap_or_else(|| folder.0.join(Folder::MOUNT));
-        let holder = start(device, PartitionArgs::default(), Some(mount), Vec::new()).await?;
+        let holder = start(device, PartitionArgs::default(), Some(mount), Vec::new(), stop).await?;
         let files = whole(&holder.ready, set).context(
             "the image is divided among guests: serve it with `lamina serve`, then boot each with --guest",
         )?;
@@ -260,6 +265,36 @@ impl Signals {
         tokio::select! {
             _ = self.interrupted.recv() => anyhow!("the boot was ended by SIGINT"),
             _ = self.terminated.recv() => anyhow!("the boot was ended by SIGTERM"),
+        }
+    }
+
+    /// What comes of `work`, which is left alone if a signal comes and it does not end soon.
+    pub(crate) async fn or_leave<T>(&mut self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        tokio::pin!(work);
+        tokio::select! {
+            done = &mut work => done,
+            ended = self.next() => {
+                // Soon enough, what it made is taken away again.
+                drop(tokio::time::timeout(LEAVE, work).await);
+                Err(ended)
+            }
+        }
+    }
+
+    /// What comes of `work`, which `stop` ends if a signal comes.
+    pub(crate) async fn or_stop<T>(
+        &mut self,
+        stop: &StopSwitch,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        tokio::pin!(work);
+        tokio::select! {
+            done = &mut work => done,
+            ended = self.next() => {
+                stop.stop();
+                drop(work.await);
+                Err(ended)
+            }
         }
     }
 }
@@ -356,14 +391,16 @@ pub(crate) fn sockets(disks: &[Value], guest: Option<&str>) -> Vec<PathBuf> {
     theirs.filter_map(|disk| disk["socket"].as_str().map(PathBuf::from)).collect()
 }
 
-/// Starts a device.
+/// Starts a device, which `stop` ends.
 pub(crate) async fn start(
     device: DeviceArgs,
     partition_table: PartitionArgs,
     mount: Option<PathBuf>,
     disks: Vec<DiskArg>,
+    stop: &StopSwitch,
 ) -> Result<Holder> {
-    let started = move || Holder::start(&device, &partition_table, mount, disks, &StopSwitch::default());
+    let stop = stop.clone();
+    let started = move || Holder::start(&device, &partition_table, mount, disks, &stop);
     tokio::task::spawn_blocking(started).await??.context("the device was stopped while it started")
 }
 

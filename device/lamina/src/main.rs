@@ -75,6 +75,7 @@ fn run(cli: args::Cli) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    let boots = matches!(cli.command, Command::Boot(_) | Command::BootSeveral(_));
     let done = runtime.block_on(async {
         match cli.command {
             Command::Advise(args) => tokio::task::block_in_place(|| advise::advise(&args)),
@@ -114,6 +115,10 @@ fn run(cli: args::Cli) -> ExitCode {
         }
         .map(|()| ExitCode::SUCCESS)
     });
+    if boots {
+        // What did not heed a signal is not waited for.
+        runtime.shutdown_background();
+    }
     match done {
         Ok(status) => status,
         Err(why) => out::failed(&why),

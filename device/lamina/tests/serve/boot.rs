@@ -123,3 +123,27 @@ fn a_boot_that_is_killed_leaves_no_mount() {
         eventually("no mount", || !mounted(&mount));
     });
 }
+
+#[test]
+fn a_signal_ends_a_boot_that_loads_and_one_whose_qemu_says_nothing() {
+    within(240, || {
+        let place = Place::new();
+        let model = place.checkpoint("t", &noise(9, 192 << 20));
+        let started = place.path("started");
+        let mut command = boot(&place, VERSION, &format!("touch {}; exec sleep 300", started.display()));
+        let child = script(&place, command.args(["--model", &model]));
+        eventually("a load", || place.path("run/api.sock").exists());
+        signal(&child, Signal::SIGTERM);
+        let said = failure(child, Duration::from_secs(60));
+        assert!(said.contains("ended by SIGTERM"), "{said}");
+        assert!(!started.exists(), "a guest was started");
+        assert_eq!(left(&place.path("tmp")), Vec::<PathBuf>::new());
+
+        let child = script(&place, &mut boot(&place, "exec sleep 300", ""));
+        mount(&place);
+        thread::sleep(Duration::from_secs(1));
+        signal(&child, Signal::SIGINT);
+        let said = failure(child, Duration::from_secs(15));
+        assert!(said.contains("ended by SIGINT"), "{said}");
+    });
+}
