@@ -42,11 +42,12 @@ pub(super) fn source() -> String {
     format!("{SOURCE}{}", std::process::id())
 }
 
-/// A directory that is ready to be mounted on, removed again at the end if it was made here.
+/// A directory that is ready to be mounted on. What was made for it is removed again at the end.
 #[derive(Debug)]
 pub struct MountPoint {
     pub(super) path: PathBuf,
-    made: bool,
+    /// The directories that were made, the innermost first.
+    made: Vec<PathBuf>,
     /// The directory, locked.
     directory: File,
 }
@@ -87,15 +88,7 @@ impl MountPoint {
     /// The directory, made if it is missing, unless somebody else has it, or had until now.
     fn lock(path: &Path) -> Result<Option<Self>, ServeError> {
         let failed = |source| ServeError::MountPoint { path: path.to_owned(), source };
-        let made = match fs::DirBuilder::new().mode(0o700).create(path) {
-            Ok(()) => true,
-            Err(why) if why.kind() == io::ErrorKind::AlreadyExists => false,
-            Err(why) if why.kind() == io::ErrorKind::NotFound => {
-                fs::create_dir_all(path).map_err(failed)?;
-                true
-            }
-            Err(why) => return Err(failed(why)),
-        };
+        let made = make(path).map_err(failed)?;
         // Who may remove it takes the mount away with it.
         let private = PrivateDir::open(path).map_err(|why| match why {
             ServeError::NotPrivate { path, fault: Fault::Io(source) } => {
@@ -112,10 +105,7 @@ impl MountPoint {
                 return Ok(None);
             }
             Err(why) => {
-                if made {
-                    // It stays if it is of use to somebody else by now.
-                    let _ = fs::remove_dir(path);
-                }
+                remove(&made);
                 return Err(why);
             }
             Ok(directory) => directory,
@@ -131,7 +121,7 @@ impl MountPoint {
             }
         }
         // It is not this one's to remove before that is known.
-        let mut point = Self { path: path.to_owned(), made: false, directory };
+        let mut point = Self { path: path.to_owned(), made: Vec::new(), directory };
         if !point.is_free()? {
             return Ok(None);
         }
@@ -165,10 +155,34 @@ impl MountPoint {
 
 impl Drop for MountPoint {
     fn drop(&mut self) {
-        if self.made
-            && let Err(why) = fs::remove_dir(&self.path)
-        {
-            tracing::debug!(path = %self.path.display(), "mount point stays: {why}");
+        remove(&self.made);
+    }
+}
+
+/// Makes the directory and what is missing above it, for this user alone: what was made, the
+/// innermost first.
+fn make(path: &Path) -> io::Result<Vec<PathBuf>> {
+    let missing: Vec<_> = path.ancestors().take_while(|above| !above.exists()).collect();
+    let mut made = Vec::new();
+    for directory in missing.into_iter().rev() {
+        match fs::DirBuilder::new().mode(0o700).create(directory) {
+            Ok(()) => made.insert(0, directory.to_owned()),
+            Err(why) if why.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(why) => {
+                remove(&made);
+                return Err(why);
+            }
+        }
+    }
+    Ok(made)
+}
+
+/// Removes directories that were made. One that somebody else has use for by now stays, and so do
+/// those above it.
+fn remove(made: &[PathBuf]) {
+    for directory in made {
+        if let Err(why) = fs::remove_dir(directory) {
+            return tracing::debug!(path = %directory.display(), "a directory stays: {why}");
         }
     }
 }
@@ -428,6 +442,20 @@ mod tests {
         assert!(!made.exists());
         drop(MountPoint::prepare(directory.path()).unwrap());
         assert!(directory.path().exists());
+    }
+
+    #[test]
+    fn what_is_missing_above_a_mount_point_is_this_users_alone_and_goes_with_it() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a/b/mount");
+        let point = MountPoint::prepare(&path).unwrap();
+        for made in path.ancestors().take(3) {
+            assert_eq!(fs::metadata(made).unwrap().permissions().mode() & 0o777, 0o700, "{made:?}");
+        }
+        fs::write(directory.path().join("a/note"), "x").unwrap();
+        drop(point);
+        assert!(directory.path().join("a").exists() && !directory.path().join("a/b").exists());
     }
 
     #[test]
