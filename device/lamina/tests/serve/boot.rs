@@ -1,7 +1,9 @@
 //! `lamina boot` when it ends early: what was stored stays, and nothing else of it does. A shell
 //! plays QEMU's part.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -145,5 +147,44 @@ fn a_signal_ends_a_boot_that_loads_and_one_whose_qemu_says_nothing() {
         signal(&child, Signal::SIGINT);
         let said = failure(child, Duration::from_secs(15));
         assert!(said.contains("ended by SIGINT"), "{said}");
+    });
+}
+
+/// A terminal: our end, and the one for a process.
+fn terminal() -> (File, File) {
+    let (mut ours, mut theirs) = (-1, -1);
+    let (none, how, size) = (std::ptr::null_mut(), std::ptr::null(), std::ptr::null());
+    // SAFETY: two numbers are written, and nothing else is asked for.
+    assert_eq!(unsafe { libc::openpty(&raw mut ours, &raw mut theirs, none, how, size) }, 0);
+    // SAFETY: both are open, and nobody else's.
+    unsafe { (File::from_raw_fd(ours), File::from_raw_fd(theirs)) }
+}
+
+/// Whether a terminal gives lines, and shows what is typed.
+fn is_cooked(terminal: &File) -> bool {
+    let mut found = std::mem::MaybeUninit::<libc::termios>::uninit();
+    // SAFETY: it is filled where that succeeds.
+    let found = unsafe {
+        assert_eq!(libc::tcgetattr(terminal.as_raw_fd(), found.as_mut_ptr()), 0);
+        found.assume_init()
+    };
+    found.c_lflag & (libc::ICANON | libc::ECHO) == libc::ICANON | libc::ECHO
+}
+
+#[test]
+fn a_boot_with_a_shell_that_is_ended_leaves_the_terminal_as_it_was() {
+    within(120, || {
+        let place = Place::new();
+        let (ours, theirs) = terminal();
+        assert!(is_cooked(&ours));
+        let mut command = boot(&place, VERSION, "stty raw -echo; exec sleep 300");
+        let mut child = command.stdin(theirs.try_clone().unwrap()).spawn().unwrap();
+        eventually("a raw terminal", || !is_cooked(&ours));
+        signal(&child, Signal::SIGTERM);
+        let mut said = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert!(!child.wait().unwrap().success(), "{said}");
+        assert!(is_cooked(&ours), "{said}");
+        drop(theirs);
     });
 }
