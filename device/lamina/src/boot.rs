@@ -6,6 +6,7 @@
 
 use std::env;
 use std::future::Future;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use lamina_abi::Interleave;
 use lamina_qemu::launch::{self, Prepared};
 use lamina_qemu::{Accel, Attach, AttachKind, BootConfig, BootError, GuestFile, Source};
 use lamina_serve::private_dir::check_socket_dir;
-use lamina_serve::{Place, PrivateDir};
+use lamina_serve::{Place, PrivateDir, peer};
 use serde_json::Value;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
@@ -183,7 +184,9 @@ impl Served {
             let way = export_of(&ApiAt::in_dir(&args.device.run_dir), name, kind, cpus).await?;
             // QEMU makes its monitor's socket there.
             PrivateDir::open(&args.device.run_dir)?;
-            return Ok(Self { qmp: monitor(&Place::Guest(name.clone())), ..elsewhere(way) });
+            let qmp = monitor(&Place::Guest(name.clone()));
+            qmp.iter().try_for_each(|socket| check_monitor(name, socket))?;
+            return Ok(Self { qmp, ..elsewhere(way) });
         }
         if let Some(socket) = &args.shmem {
             return Ok(elsewhere(Way::region(socket.clone())));
@@ -213,6 +216,14 @@ impl Served {
         )?;
         let way = Way::files(kind, files, None)?;
         Ok(Self { way, holder: Some(holder), qmp: monitor(&Place::Root), folder: Some(folder) })
+    }
+}
+
+/// Refuses to boot a guest that is booted: its QEMU would lose its monitor's socket to the next.
+fn check_monitor(name: &str, socket: &Path) -> Result<()> {
+    match peer::connect(socket) {
+        Err(why) if matches!(why.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => Ok(()),
+        _ => bail!("{name} is booted already: somebody listens on {}, its QEMU's monitor", socket.display()),
     }
 }
 
