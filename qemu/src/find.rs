@@ -13,13 +13,18 @@
 use std::env;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::time::Duration;
 
+use crate::bounded;
 use crate::recipe::{self, RecipeError};
 use crate::version::Version;
 
 /// The program's name.
 pub const PROGRAM: &str = "qemu-system-x86_64";
+
+/// How long a QEMU may take to print what it is asked for.
+const ASK: Duration = Duration::from_secs(20);
 
 /// Where a QEMU lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -152,8 +157,12 @@ impl Qemu {
 impl Install {
     /// What it prints to this option.
     fn ask(&self, option: &str) -> Result<String, ProbeError> {
+        self.ask_within(option, ASK)
+    }
+
+    fn ask_within(&self, option: &str, limit: Duration) -> Result<String, ProbeError> {
         let (path, arguments) = self.command(None);
-        let output = Command::new(&path).args(arguments).arg(option).stdin(Stdio::null()).output();
+        let output = bounded::output(Command::new(&path).args(arguments).arg(option), limit);
         let output =
             output.map_err(|error| ProbeError::Run { path: path.clone(), why: error.to_string() })?;
         if !output.status.success() {
@@ -318,6 +327,15 @@ mod tests {
         let message =
             choose(OLDEST, Some(OsStr::new("/nowhere/qemu")), path, not_tried).unwrap_err().to_string();
         assert!(message.contains("LAMINA_QEMU"), "{message}");
+    }
+
+    #[test]
+    fn one_that_never_says_its_version_will_not_do() {
+        let folder = fake("sleep 600");
+        let install = Install::Host(folder.path().join(PROGRAM));
+        let ask = || install.ask_within("--version", Duration::from_millis(200)).map_err(FindError::Given);
+        let why = retry(ask).unwrap_err().to_string();
+        assert!(why.contains("does not run: it does not end within"), "{why}");
     }
 
     #[test]

@@ -197,12 +197,20 @@ impl Prepared {
                 if getppid() == Some(parent) { Ok(()) } else { Err(rustix::io::Errno::SRCH.into()) }
             });
         }
+        let terminal = if self.interactive { Terminal::keep() } else { None };
         let shared = Arc::new(Shared::default());
         let (started, start) = mpsc::sync_channel(1);
         let begun = Instant::now();
         let supervisor = {
             let shared = Arc::clone(&shared);
-            thread::spawn(move || supervise(command, &shared, begun, on_line, &started))
+            thread::spawn(move || {
+                let ended = supervise(command, &shared, begun, on_line, &started);
+                // Before anybody hears of the end.
+                drop(terminal);
+                if let Some(status) = ended {
+                    shared.end(status, begun);
+                }
+            })
         };
         let failed = |error| BootError::Start { program: self.command.program.clone(), error };
         let pidfd = match start.recv() {
@@ -325,16 +333,21 @@ impl Shared {
         // Each change of the state is complete in itself, so a panic elsewhere leaves it usable.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn end(&self, status: ExitStatus, begun: Instant) {
+        self.lock().ended = Some((status, begun.elapsed().as_secs_f64()));
+        self.changed.notify_all();
+    }
 }
 
-/// Starts QEMU, follows its output, and waits for its end.
+/// Starts QEMU, follows its output, and waits for its end, if it was started.
 fn supervise(
     mut command: Command,
     shared: &Shared,
     begun: Instant,
     mut on_line: impl FnMut(&str) + Send,
     started: &mpsc::SyncSender<std::io::Result<OwnedFd>>,
-) {
+) -> Option<ExitStatus> {
     let mut child = match start(&mut command) {
         Ok((child, pidfd)) => {
             shared.lock().pid = Some(child.id());
@@ -343,7 +356,7 @@ fn supervise(
         }
         Err(error) => {
             let _ = started.send(Err(error));
-            return;
+            return None;
         }
     };
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
@@ -374,14 +387,31 @@ fn supervise(
         }
     });
     // Its pipes are closed, or there were none to follow.
-    let status = child.wait();
-    let mut state = shared.lock();
     // Waiting for one's own child fails only if somebody else reaped it; then it has ended, in a
     // way unknown: a failure.
-    let status = status.unwrap_or_else(|_| ExitStatus::from_raw(0xff00));
-    state.ended = Some((status, begun.elapsed().as_secs_f64()));
-    drop(state);
-    shared.changed.notify_all();
+    Some(child.wait().unwrap_or_else(|_| ExitStatus::from_raw(0xff00)))
+}
+
+/// How the terminal at standard input was; it is so again when this is dropped. A QEMU that has it
+/// makes it raw, and puts it back only if it ends by itself.
+struct Terminal(libc::termios);
+
+impl Terminal {
+    /// `None` if there is no terminal.
+    fn keep() -> Option<Self> {
+        let mut found = std::mem::MaybeUninit::uninit();
+        // SAFETY: it is filled where that succeeds.
+        unsafe { (libc::tcgetattr(0, found.as_mut_ptr()) == 0).then(|| Self(found.assume_init())) }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // SAFETY: it was filled.
+        if unsafe { libc::tcsetattr(0, libc::TCSANOW, &raw const self.0) } != 0 {
+            tracing::warn!("the terminal stays as it is: {}", std::io::Error::last_os_error());
+        }
+    }
 }
 
 fn start(command: &mut Command) -> std::io::Result<(Child, OwnedFd)> {

@@ -19,6 +19,7 @@
 //! * Whatever can be checked before QEMU starts is checked, and named with its bound.
 
 pub mod accel;
+pub mod bounded;
 mod carried;
 pub mod command;
 pub mod config;

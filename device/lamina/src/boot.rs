@@ -5,18 +5,20 @@
 //! under it.
 
 use std::env;
+use std::future::Future;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use lamina_abi::Interleave;
 use lamina_qemu::launch::{self, Prepared};
 use lamina_qemu::{Accel, Attach, AttachKind, BootConfig, BootError, GuestFile, Source};
 use lamina_serve::private_dir::check_socket_dir;
-use lamina_serve::{Place, PrivateDir};
+use lamina_serve::{Place, PrivateDir, peer};
 use serde_json::Value;
-use tempfile::TempDir;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 
@@ -31,6 +33,8 @@ use crate::way::{Files, Way};
 
 /// The folder with the guest's static programs, which `./x` sets.
 const GUEST_PROGRAMS: &str = "LAMINA_GUEST_PROGRAMS";
+/// How long what does not heed signals has for its end when one comes.
+const LEAVE: Duration = Duration::from_secs(2);
 /// Where the script goes in the guest.
 const SCRIPT: &str = "/run.sh";
 
@@ -48,13 +52,14 @@ pub(crate) struct Ready {
 
 /// Boots a guest and waits for its end: the exit status of its script.
 pub(crate) async fn boot(mut args: Boot) -> Result<ExitCode> {
-    let signals = Signals::watch()?;
+    let mut signals = Signals::watch()?;
     check(&args)?;
-    let files = programs(&args).await?;
-    let (device, print_command) = (Served::of(&args).await?, args.print_command);
-    let Served { way, holder, qmp, folder } = device;
-    let lines = line_recorder(&mut args, &way)?;
-    let prepared = prepare(args, &way, files, qmp).await?;
+    let files = signals.or_leave(programs(&args)).await?;
+    let (stop, print_command) = (StopSwitch::default(), args.print_command);
+    // It is the last to go, whatever happens from here on.
+    let mut device = signals.or_stop(&stop, Served::of(&args, &stop)).await?;
+    let (lines, qmp) = (line_recorder(&mut args, &device.way)?, device.qmp.take());
+    let prepared = signals.or_leave(prepare(args, &device.way, files, qmp)).await?;
     let status = if print_command {
         print_line!("{}", prepared.command.to_shell())?;
         None
@@ -77,6 +82,7 @@ pub(crate) async fn boot(mut args: Boot) -> Result<ExitCode> {
         recorded?;
         status
     };
+    let Served { way, holder, folder, qmp: _ } = device;
     drop(way);
     // Unmounting sleeps.
     let stopped = move || {
@@ -127,7 +133,8 @@ fn line_recorder(args: &mut Boot, way: &Way) -> Result<Option<LineRecorder>> {
     Ok(Some(lines))
 }
 
-/// A device, and the way of a guest to it.
+/// A device, and the way of a guest to it. They go in this order: a folder that went before its
+/// device would take what is mounted in it along.
 struct Served {
     way: Way,
     /// It, if it was started for this guest.
@@ -135,12 +142,38 @@ struct Served {
     /// Where QEMU's monitor is to listen, for the device.
     qmp: Option<PathBuf>,
     /// Holds its mount and sockets.
-    folder: Option<TempDir>,
+    folder: Option<Folder>,
+}
+
+/// A folder for a mount and for disks' sockets, removed at the end with the folders of both.
+/// Nothing is removed that is in a mount, or that somebody else put there.
+struct Folder(PathBuf);
+
+impl Folder {
+    const MOUNT: &str = "mount";
+    const DISKS: &str = "disks";
+
+    fn new() -> Result<Self> {
+        Ok(Self(tempfile::Builder::new().prefix("lamina-boot-").tempdir()?.keep()))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        for folder in [self.0.join(Self::MOUNT), self.0.join(Self::DISKS), self.0.clone()] {
+            if let Err(why) = std::fs::remove_dir(&folder)
+                && why.kind() != std::io::ErrorKind::NotFound
+            {
+                tracing::warn!("the folder {} stays: {why}", folder.display());
+            }
+        }
+    }
 }
 
 impl Served {
-    /// The device that is asked for: one that is being served, or one that is started.
-    async fn of(args: &Boot) -> Result<Self> {
+    /// The device that is asked for: one that is being served, or one that is started, which `stop`
+    /// ends.
+    async fn of(args: &Boot, stop: &StopSwitch) -> Result<Self> {
         let (kind, cpus, set) = (args.attach, args.cpus, args.device.several.interleave);
         let elsewhere = |way| Self { way, holder: None, qmp: None, folder: None };
         // Only CXL has media errors. Who names a monitor has QEMU listen there.
@@ -151,7 +184,9 @@ impl Served {
             let way = export_of(&ApiAt::in_dir(&args.device.run_dir), name, kind, cpus).await?;
             // QEMU makes its monitor's socket there.
             PrivateDir::open(&args.device.run_dir)?;
-            return Ok(Self { qmp: monitor(&Place::Guest(name.clone())), ..elsewhere(way) });
+            let qmp = monitor(&Place::Guest(name.clone()));
+            qmp.iter().try_for_each(|socket| check_monitor(name, socket))?;
+            return Ok(Self { qmp, ..elsewhere(way) });
         }
         if let Some(socket) = &args.shmem {
             return Ok(elsewhere(Way::region(socket.clone())));
@@ -164,23 +199,31 @@ impl Served {
         {
             return Ok(elsewhere(Way::files(kind, Files { base, views, ctl, set }, args.mailbox.clone())?));
         }
-        let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
+        let folder = Folder::new()?;
         let mut device = args.device.clone();
         device.powers_of_two = kind == AttachKind::Ivshmem;
         if kind == AttachKind::VhostUser {
-            let both = vec![DiskArg::Both(folder.path().join("disks"))];
-            let holder = start(device, PartitionArgs::default(), args.mount.clone(), both).await?;
+            let both = vec![DiskArg::Both(folder.0.join(Folder::DISKS))];
+            let holder = start(device, PartitionArgs::default(), args.mount.clone(), both, stop).await?;
             let ready = &holder.ready;
             let way = Way::disks(sockets(&ready.disks, None), ready.ctl.clone(), cpus);
             return Ok(Self { way, holder: Some(holder), qmp: None, folder: Some(folder) });
         }
-        let mount = args.mount.clone().unwrap_or_else(|| folder.path().join("mount"));
-        let holder = start(device, PartitionArgs::default(), Some(mount), Vec::new()).await?;
+        let mount = args.mount.clone().unwrap_or_else(|| folder.0.join(Folder::MOUNT));
+        let holder = start(device, PartitionArgs::default(), Some(mount), Vec::new(), stop).await?;
         let files = whole(&holder.ready, set).context(
             "the image is divided among guests: serve it with `lamina serve`, then boot each with --guest",
         )?;
         let way = Way::files(kind, files, None)?;
         Ok(Self { way, holder: Some(holder), qmp: monitor(&Place::Root), folder: Some(folder) })
+    }
+}
+
+/// Refuses to boot a guest that is booted: its QEMU would lose its monitor's socket to the next.
+fn check_monitor(name: &str, socket: &Path) -> Result<()> {
+    match peer::connect(socket) {
+        Err(why) if matches!(why.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => Ok(()),
+        _ => bail!("{name} is booted already: somebody listens on {}, its QEMU's monitor", socket.display()),
     }
 }
 
@@ -227,6 +270,44 @@ impl Signals {
         let (interrupted, terminated) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         Ok(Self { interrupted, terminated })
     }
+
+    /// Waits for the next: why a boot ends.
+    async fn next(&mut self) -> anyhow::Error {
+        tokio::select! {
+            _ = self.interrupted.recv() => anyhow!("the boot was ended by SIGINT"),
+            _ = self.terminated.recv() => anyhow!("the boot was ended by SIGTERM"),
+        }
+    }
+
+    /// What comes of `work`, which is left alone if a signal comes and it does not end soon.
+    pub(crate) async fn or_leave<T>(&mut self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        tokio::pin!(work);
+        tokio::select! {
+            done = &mut work => done,
+            ended = self.next() => {
+                // Soon enough, what it made is taken away again.
+                drop(tokio::time::timeout(LEAVE, work).await);
+                Err(ended)
+            }
+        }
+    }
+
+    /// What comes of `work`, which `stop` ends if a signal comes.
+    pub(crate) async fn or_stop<T>(
+        &mut self,
+        stop: &StopSwitch,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        tokio::pin!(work);
+        tokio::select! {
+            done = &mut work => done,
+            ended = self.next() => {
+                stop.stop();
+                drop(work.await);
+                Err(ended)
+            }
+        }
+    }
 }
 
 /// Runs guests at once, to the end of each: the statuses of their scripts. A signal ends them all,
@@ -260,8 +341,11 @@ pub(crate) async fn run(guests: Vec<Ready>, mut signals: Signals) -> Result<Vec<
     loop {
         let end = tokio::select! {
             end = ends.join_next() => end,
-            _ = signals.interrupted.recv() => { end_all(); continue }
-            _ = signals.terminated.recv() => { end_all(); continue }
+            ended = signals.next() => {
+                failed.get_or_insert(ended);
+                end_all();
+                continue
+            }
         };
         // What ends of the others after one that failed does so because of that.
         let why = match end {
@@ -318,14 +402,16 @@ pub(crate) fn sockets(disks: &[Value], guest: Option<&str>) -> Vec<PathBuf> {
     theirs.filter_map(|disk| disk["socket"].as_str().map(PathBuf::from)).collect()
 }
 
-/// Starts a device.
+/// Starts a device, which `stop` ends.
 pub(crate) async fn start(
     device: DeviceArgs,
     partition_table: PartitionArgs,
     mount: Option<PathBuf>,
     disks: Vec<DiskArg>,
+    stop: &StopSwitch,
 ) -> Result<Holder> {
-    let started = move || Holder::start(&device, &partition_table, mount, disks, &StopSwitch::default());
+    let stop = stop.clone();
+    let started = move || Holder::start(&device, &partition_table, mount, disks, &stop);
     tokio::task::spawn_blocking(started).await??.context("the device was stopped while it started")
 }
 

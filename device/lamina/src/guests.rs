@@ -17,7 +17,7 @@ use lamina_qemu::AttachKind;
 
 use crate::args::{GuestExport, Guests, Member, Serve, folder_of, monitor_of};
 use crate::boot::{self, Console, Ready, Signals};
-use crate::holder::Holder;
+use crate::holder::{Holder, StopSwitch};
 use crate::life;
 use crate::log;
 use crate::out::{self, print_line};
@@ -25,16 +25,19 @@ use crate::way::Way;
 
 /// Boots all guests and waits for the end of each.
 pub(crate) async fn boot(args: Guests) -> Result<ExitCode> {
-    let signals = Signals::watch()?;
+    let mut signals = Signals::watch()?;
     let Guests { serve, members, print_command } = args;
     let Serve { mut device, partition_table, mount, vhost_user, .. } = serve;
     device.powers_of_two = members.iter().any(|guest| guest.boot.attach == AttachKind::Ivshmem);
     let (run_dir, set) = (device.run_dir.clone(), device.several.interleave);
     let mut programs = Vec::new();
     for guest in &members {
-        programs.push(boot::programs(&guest.boot).await.with_context(|| format!("guest {}", guest.name))?);
+        let theirs = signals.or_leave(boot::programs(&guest.boot)).await;
+        programs.push(theirs.with_context(|| format!("guest {}", guest.name))?);
     }
-    let holder = boot::start(device, partition_table, mount, vhost_user).await?;
+    let stop = StopSwitch::default();
+    let started = boot::start(device, partition_table, mount, vhost_user, &stop);
+    let holder = signals.or_stop(&stop, started).await?;
     let has_shell = members.iter().any(|guest| guest.boot.script.is_none());
     let (mut ways, mut ready) = (Vec::new(), Vec::new());
     for (Member { name, export, boot }, files) in members.into_iter().zip(programs) {
@@ -42,7 +45,7 @@ pub(crate) async fn boot(args: Guests) -> Result<ExitCode> {
         let way = way.with_context(|| format!("guest {name}"))?;
         let console = console(&name, (has_shell && boot.script.is_some()).then_some(&*run_dir))?;
         let monitor = (boot.attach == AttachKind::Cxl).then(|| run_dir.join(monitor_of(&name)));
-        let prepared = boot::prepare(boot, &way, files, monitor).await;
+        let prepared = signals.or_leave(boot::prepare(boot, &way, files, monitor)).await;
         let prepared = prepared.with_context(|| format!("guest {name}"))?;
         ways.push(way);
         ready.push(Ready { name: Some(name), prepared, console });

@@ -15,7 +15,10 @@
 //!   without a breath.
 //! * Stopping: the worker brings everything to the image and ends (its [order](crate::worker)),
 //!   then the mount goes. A worker is killed that does not end and for [`STOP`] does not say that
-//!   it goes on, so however much it has to write back it may take the time for that.
+//!   it goes on, so however much it has to write back it may take the time for that. If one dies
+//!   over it, the next goes on: what is dirty waits in the page cache as long as the mount is
+//!   there. One that says that it failed has the last word, for a sync that is made again may
+//!   succeed without what the first one lost.
 
 mod asking;
 mod child;
@@ -27,6 +30,7 @@ use std::fs;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -48,13 +52,15 @@ use crate::out;
 const QUICK: Duration = Duration::from_secs(10);
 /// Deaths of their own within that time after which panics in handlers are survived.
 const CAREFUL_DEATHS: usize = 2;
-/// Workers that died by themselves, one after another, before they answered: then the holder gives
-/// up.
+/// Workers that died by themselves, one after another, before they answered, or in whatever way
+/// while the device was being stopped: then the holder gives up.
 const MAX_DEATHS: usize = 8;
 /// What is waited after a worker that never answered.
 const RESTART_PAUSE: Duration = Duration::from_millis(100);
 /// How long a worker that is to stop may say nothing.
 const STOP: Duration = Duration::from_secs(30);
+/// Workers that were killed for that: then the holder gives up.
+const MAX_SILENT: usize = 2;
 
 /// A device that is being held. Dropped, it is taken away at once; [`Holder::stop`] brings
 /// everything to the image first.
@@ -70,6 +76,8 @@ pub(crate) struct Holder {
 #[derive(Default)]
 struct State {
     now: Mutex<Now>,
+    /// Whether an upgrade is being made.
+    upgrading: AtomicBool,
 }
 
 #[derive(Default)]
@@ -78,8 +86,12 @@ struct Now {
     line: Option<UnixStream>,
     pid: Option<u32>,
     stopping: bool,
-    /// When the worker said last that it goes on with stopping.
+    /// When the worker said last that it goes on with stopping, or was started.
     heard: Option<Instant>,
+    /// Workers that were killed because they did not stop.
+    silent: usize,
+    /// Whether no worker is to be started any more.
+    over: bool,
     /// The program of the next worker; this one if not given.
     program: Option<PathBuf>,
     trial: Trial,
@@ -116,6 +128,20 @@ impl Holder {
     /// What is in the way, before a worker is started where that can be told, or what the worker
     /// says.
     pub(crate) fn start(
+        args: &DeviceArgs,
+        partition_table: &PartitionArgs,
+        mount: Option<PathBuf>,
+        disks: Vec<DiskArg>,
+        stop: &StopSwitch,
+    ) -> Result<Option<Self>> {
+        let started = Self::try_start(args, partition_table, mount, disks, stop);
+        if !matches!(started, Ok(Some(_))) {
+            stop.0.lock().over = true;
+        }
+        started
+    }
+
+    fn try_start(
         args: &DeviceArgs,
         partition_table: &PartitionArgs,
         mount: Option<PathBuf>,
@@ -208,6 +234,7 @@ impl Holder {
             let state = Arc::clone(&state);
             thread::Builder::new().name("supervisor".into()).spawn(move || {
                 let ended = supervise(&held, worker, &state);
+                state.lock().over = true;
                 drop(held);
                 // It goes after what it lies in.
                 let files = state.lock().files.take();
@@ -298,19 +325,23 @@ impl State {
         drop(now);
         let state = Arc::clone(self);
         thread::spawn(move || {
-            let mut from = Instant::now();
+            let (mut from, silence) = (Instant::now(), longest_silence());
             loop {
-                thread::sleep(STOP.saturating_sub(from.elapsed()));
-                let now = state.lock();
+                thread::sleep(silence.saturating_sub(from.elapsed()));
+                let mut now = state.lock();
+                if now.over {
+                    return;
+                }
                 from = now.heard.filter(|heard| *heard > from).unwrap_or(from);
-                if from.elapsed() < STOP {
+                if from.elapsed() < silence {
                     continue;
                 }
-                let Some(pid) = now.pid else { return };
-                drop(now);
-                tracing::warn!("the worker does not stop, and is killed");
-                kill(pid);
-                return;
+                from = Instant::now();
+                if let Some(pid) = now.pid {
+                    tracing::warn!("the worker does not stop, and is killed");
+                    now.silent += 1;
+                    kill(pid);
+                }
             }
         });
     }
@@ -345,14 +376,25 @@ impl State {
     }
 }
 
+/// [`STOP`], or what a test wants.
+fn longest_silence() -> Duration {
+    #[cfg(debug_assertions)]
+    if let Some(wanted) = crate::failpoints::stop() {
+        return wanted;
+    }
+    STOP
+}
+
 /// Starts workers until the device is stopped or given up.
 fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
     let mut deaths = Vec::new();
     let mut count = 0;
     let mut fruitless = 0;
+    // Deaths while the device was being stopped.
+    let mut unfinished = 0;
     let mut oom = oom::Deaths::new();
     loop {
-        let mut stopped = false;
+        let (mut stopped, mut stops, mut failed) = (false, false, None);
         loop {
             let word = match worker.word() {
                 Ok(Some(word)) => word,
@@ -378,26 +420,36 @@ fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
                         let _ = saving.send(saved);
                     }
                 }
-                Word::Stopping => state.lock().heard = Some(Instant::now()),
+                Word::Stopping => {
+                    stops = true;
+                    state.lock().heard = Some(Instant::now());
+                }
                 Word::Stopped => stopped = true,
-                Word::Failed(why) => tracing::error!("the worker cannot go on: {why}"),
+                Word::Failed(why) => {
+                    tracing::error!("the worker cannot go on: {why}");
+                    failed = Some(why);
+                }
             }
         }
-        {
+        let (stopping, silent) = {
             let mut now = state.lock();
             (now.line, now.pid, now.saving, now.serves) = (None, None, None, false);
-            if now.stopping {
-                drop(now);
-                let how = worker.end();
-                return if stopped {
-                    Ok(())
-                } else {
-                    Err(anyhow!("the worker ended before everything was kept: {how}"))
-                };
-            }
-        }
+            (now.stopping, now.silent)
+        };
         count += 1;
         let end = worker.end();
+        if stopping {
+            if stopped {
+                return Ok(());
+            }
+            if let Some(why) = failed.filter(|_| stops) {
+                return Err(anyhow!("not everything was kept: {why}"));
+            }
+            unfinished += 1;
+            if unfinished >= MAX_DEATHS || silent >= MAX_SILENT {
+                return Err(anyhow!("the worker ended before everything was kept: {end}"));
+            }
+        }
         tracing::warn!(deaths = count, "the worker died, starting another: {end}");
         if let Some(wait) = oom.died().filter(|_| !end.is_its_own()) {
             tracing::warn!(?wait, "Linux ends processes for lack of memory");
@@ -428,9 +480,10 @@ fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
             });
             match started {
                 Ok(worker) => break worker,
-                Err(why) if child::lacks_memory(&why) && !state.lock().stopping => {
+                Err(why) if child::lacks_memory(&why) => {
                     tracing::warn!("{}", out::reason(&why));
                     thread::sleep(oom.none_started());
+                    fruitless += usize::from(state.lock().stopping);
                 }
                 Err(why) => {
                     tracing::error!("{}", out::reason(&why));

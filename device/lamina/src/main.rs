@@ -11,6 +11,8 @@ mod args;
 mod boot;
 mod client;
 mod doctor;
+#[cfg(debug_assertions)]
+mod failpoints;
 mod guests;
 mod holder;
 mod image;
@@ -74,6 +76,7 @@ fn run(cli: args::Cli) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    let boots = matches!(cli.command, Command::Boot(_) | Command::BootSeveral(_));
     let done = runtime.block_on(async {
         match cli.command {
             Command::Advise(args) => tokio::task::block_in_place(|| advise::advise(&args)),
@@ -113,6 +116,10 @@ fn run(cli: args::Cli) -> ExitCode {
         }
         .map(|()| ExitCode::SUCCESS)
     });
+    if boots {
+        // What did not heed a signal is not waited for.
+        runtime.shutdown_background();
+    }
     match done {
         Ok(status) => status,
         Err(why) => out::failed(&why),

@@ -12,8 +12,8 @@
 //! 5. Only now those are waited for who deal with peers, until [`QUIET`] is over. Who has not ended
 //!    by then ends with the process, as do all other threads.
 //!
-//! Before each of these steps, and as pages are written back, the holder is told that stopping goes
-//! on.
+//! Before each of these steps, as pages are written back, and as long as step 4 takes, the holder
+//! is told that stopping goes on.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -33,8 +33,8 @@ use lamina_device::files::{self, Apart};
 use lamina_device::load::{self, Decision, LoadError, LoadOptions, Loaded, Progress};
 use lamina_serve::qmp::{PoisonReporter, Reported};
 use lamina_serve::{
-    Additions, Api, Channels, Control, DiskServer, ExportOptions, GuestPort, Mount, MountOptions, Place,
-    abort_mount,
+    Additions, Api, Channels, Control, DiskServer, ExportOptions, GuestPort, Mount, MountOptions, OurMount,
+    Place, abort_connection,
 };
 use lamina_store::Worker;
 use lamina_store::host_memory::HostMemory;
@@ -44,6 +44,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::against::bases_of;
 use crate::args::{DeviceArgs, PartitionArgs};
+#[cfg(debug_assertions)]
+use crate::failpoints;
 use crate::life::{self, Order, Ready, WindowFile, Word};
 use crate::log;
 use crate::meter::Meter;
@@ -95,8 +97,8 @@ fn watcher(args: &DeviceArgs, mode: Mode) -> Result<Option<Arc<dyn Watcher>>> {
 fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
     let line = life::line_of_worker()?;
     let stop = Arc::new(AtomicBool::new(false));
-    let mount_path = Arc::new(Mutex::new(None));
-    let orders = listen(line.try_clone()?, Arc::clone(&stop), Arc::clone(&mount_path))?;
+    let mounts = Arc::new(Mutex::new(Mounts::default()));
+    let orders = listen(line.try_clone()?, Arc::clone(&stop), Arc::clone(&mounts))?;
     let Some((Order::Open { image, first, deaths, careful, ctl, tcp, ledger }, descriptors)) =
         orders.recv().ok()
     else {
@@ -188,10 +190,8 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
         Ok((Order::Serve { mount, reported, paced, qmp, disks, files }, descriptors)) => {
             let others: Vec<_> = args.qmp.iter().cloned().chain(qmp).collect();
             let reporters = reporters(plan.monitors(&args.run_dir, &others, &device)?, reported, &line)?;
-            mount_path
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clone_from(&mount.as_ref().map(|(path, _)| path.clone()));
+            let whole = mount.as_ref().and_then(|(path, _)| OurMount::at(path));
+            mounts.lock().unwrap_or_else(PoisonError::into_inner).whole = whole;
             let served = Served::new(args, &exports, &control, mount, disks, descriptors, !first);
             (served, reporters, paced, files)
         }
@@ -225,6 +225,7 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
                 thread::Builder::new().name("snapshot".into()).spawn(run)?;
             }
             Order::ServeFiles { minor, answered } => {
+                mounts.lock().unwrap_or_else(PoisonError::into_inner).files.clone_from(&minor);
                 served.serve_files(args, descriptors, minor.as_deref(), answered)?;
                 files_follow = false;
             }
@@ -242,7 +243,9 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
         }
     };
     control.stop_detaching();
-    served.end(&device, &goes_on)?;
+    if let Err(why) = served.end(&device, &goes_on) {
+        return Ok(life::send(&line, &Word::Failed(out::reason(&why)), &[])?);
+    }
     let deadline = Instant::now() + QUIET;
     for reporter in reporters {
         reporter.end_by(deadline);
@@ -386,12 +389,20 @@ impl Write for SnapshotFile<'_> {
     }
 }
 
-/// Reads orders; when the holder is gone, so is this process, and nobody is left asleep on a mount
-/// that nobody answers.
+/// What is mounted.
+#[derive(Default)]
+struct Mounts {
+    whole: Option<OurMount>,
+    /// The number of the connection of the files, if they have one of their own.
+    files: Option<String>,
+}
+
+/// Reads orders; when the holder is gone, so are this process and the mount, and nobody is left
+/// asleep on one that nobody answers.
 fn listen(
     line: UnixStream,
     stop: Arc<AtomicBool>,
-    mount: Arc<Mutex<Option<PathBuf>>>,
+    mounts: Arc<Mutex<Mounts>>,
 ) -> Result<mpsc::Receiver<(Order, Vec<OwnedFd>)>> {
     let (sender, orders) = mpsc::channel();
     let read = move || {
@@ -405,8 +416,10 @@ fn listen(
             }
         }
         tracing::error!("the holder is gone");
-        if let Some(path) = &*mount.lock().unwrap_or_else(PoisonError::into_inner) {
-            abort_mount(path);
+        let Mounts { whole, files } = &*mounts.lock().unwrap_or_else(PoisonError::into_inner);
+        abort_connection(files.as_deref());
+        if let Some(mount) = whole {
+            mount.take_away();
         }
         log::flush(LAST_WORDS);
         std::process::exit(1);
@@ -523,6 +536,25 @@ fn mount_options(args: &DeviceArgs, threads: usize) -> MountOptions {
     }
 }
 
+/// Does `work`, and tells `goes_on` at once and each [`PACE`] that it takes.
+fn paced<T>(goes_on: &(dyn Fn() + Sync), work: impl FnOnce() -> T) -> T {
+    let (done, ended) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        let tells = move || {
+            while ended.recv_timeout(PACE) == Err(mpsc::RecvTimeoutError::Timeout) {
+                goes_on();
+            }
+        };
+        goes_on();
+        if let Err(why) = thread::Builder::new().name("paces".into()).spawn_scoped(scope, tells) {
+            tracing::warn!("the holder does not hear that the last sync goes on: {why}");
+        }
+        let worked = work();
+        drop(done);
+        worked
+    })
+}
+
 impl Served {
     fn new(
         args: &DeviceArgs,
@@ -616,7 +648,7 @@ impl Served {
     }
 
     /// Brings every store to the image. `goes_on` is told as it does.
-    fn end(mut self, device: &Device, goes_on: &dyn Fn()) -> Result<()> {
+    fn end(mut self, device: &Device, goes_on: &(dyn Fn() + Sync)) -> Result<()> {
         if let Some(models) = self.mount.as_ref().and_then(Mount::models) {
             models.stop();
         }
@@ -625,13 +657,16 @@ impl Served {
         self.disks.iter().for_each(|disk| disk.close_by(deadline));
         goes_on();
         let settled = self.mount.as_ref().map_or(Ok(()), |mount| mount.settle(PACE, goes_on));
-        goes_on();
-        if let Err(why) = device.flush(0, device.base_bytes()) {
-            // What is staged stays staged in the image.
-            tracing::warn!("not everything could be coded: {why}");
-        }
-        goes_on();
-        let synced = device.sync_last().context("the image cannot be brought to the disk");
+        // A disk takes its time, and nothing tells how far it is.
+        let synced = paced(goes_on, || {
+            if let Err(why) = device.flush(0, device.base_bytes()) {
+                // What is staged stays staged in the image.
+                tracing::warn!("not everything could be coded: {why}");
+            }
+            #[cfg(debug_assertions)]
+            failpoints::sync();
+            device.sync_last().context("the image cannot be brought to the disk")
+        });
         // Their threads end with the process.
         std::mem::forget(self);
         synced.and(settled.context("stores into files/ may be lost"))

@@ -5,7 +5,8 @@
 //!   that were read from it with an error; so clones are made here, and lent.
 //! * If the process that answers dies, its requests stay with the kernel. The next one, given the
 //!   same descriptors, asks for them again.
-//! * Dropping it aborts the connection, so that nobody sleeps on it any more, and unmounts.
+//! * Dropping it aborts the connection, so that nobody sleeps on it any more, and unmounts; another
+//!   mount that lies over it by then stays.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -18,7 +19,7 @@ use fuse_backend_rs::transport::FuseSession;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use super::ServeError;
-use super::mount_point::{self, MountPoint};
+use super::mount_point::{self, MountPoint, OurMount};
 
 /// A mount.
 pub struct HeldMount {
@@ -30,7 +31,7 @@ pub struct HeldMount {
 /// Where something is mounted.
 enum Point {
     /// On a directory.
-    On(MountPoint),
+    On(MountPoint, OurMount),
     /// On a folder of another mount, of which nothing may be asked any more when this one ends.
     In {
         /// The folder.
@@ -56,8 +57,13 @@ impl HeldMount {
     ///
     /// When FUSE is missing or the mount cannot be made; each names what to do.
     pub fn new(point: MountPoint, threads: usize) -> Result<Self, ServeError> {
+        point.check()?;
         let (session, channels) = mounted(&point.path, threads)?;
-        Ok(Self { session: Some(session), point: Point::On(point), channels })
+        let Some(mount) = OurMount::at(&point.path) else {
+            let why = "it does not show in /proc/self/mountinfo".to_owned();
+            return Err(ServeError::Mount { path: point.path.clone(), why });
+        };
+        Ok(Self { session: Some(session), point: Point::On(point, mount), channels })
     }
 
     /// Mounts at a folder of another mount, to be answered by `threads` threads. Who answers that
@@ -75,7 +81,7 @@ impl HeldMount {
     /// The mounted directory.
     pub fn path(&self) -> &Path {
         match &self.point {
-            Point::On(point) => &point.path,
+            Point::On(point, _) => &point.path,
             Point::In { path, .. } => path,
         }
     }
@@ -93,7 +99,7 @@ impl HeldMount {
     /// The connection's number, of a mount in another.
     pub fn minor(&self) -> Option<&str> {
         match &self.point {
-            Point::On(_) => None,
+            Point::On(..) => None,
             Point::In { minor, .. } => minor.as_deref(),
         }
     }
@@ -118,12 +124,21 @@ impl Channels {
 
 impl Drop for HeldMount {
     fn drop(&mut self) {
-        match &self.point {
-            Point::On(point) => take_away(&point.path),
-            Point::In { minor, .. } => minor.iter().for_each(|minor| mount_point::abort(minor)),
+        let is_gone = match &self.point {
+            Point::On(_, mount) => mount.take_away(),
+            Point::In { minor, .. } => {
+                mount_point::abort_connection(minor.as_deref());
+                true
+            }
+        };
+        let session = self.session.take();
+        if is_gone {
+            // Closes its descriptor; the rest was done above.
+            drop(session);
+        } else {
+            // It would unmount by the path, whatever lies there.
+            std::mem::forget(session);
         }
-        // Closes its descriptor; the rest was done above.
-        drop(self.session.take());
     }
 }
 
@@ -144,17 +159,11 @@ fn mounted(path: &Path, threads: usize) -> Result<(FuseSession, Channels), Serve
     match channels {
         Ok(channels) => Ok((session, channels)),
         Err(why) => {
-            take_away(path);
+            if let Some(mount) = OurMount::at(path) {
+                mount.take_away();
+            }
             Err(ServeError::Threads(why))
         }
-    }
-}
-
-/// Aborts and unmounts what is mounted at `path`.
-fn take_away(path: &Path) {
-    mount_point::abort_mount(path);
-    if let Err(why) = mount_point::unmount(path) {
-        tracing::warn!(path = %path.display(), "not unmounted: {why}");
     }
 }
 

@@ -75,7 +75,7 @@ pub use held_mount::{Channels, HeldMount, fuse_present};
 pub use ivshmem::IvshmemServer;
 pub use metrics::sections;
 pub use models::Models;
-pub use mount_point::{MountPoint, abort_mount};
+pub use mount_point::{MountPoint, OurMount, abort_connection};
 pub use pools::{PoolClassReport, PoolNodeReport, PoolReport, PoolsReport};
 pub use private_dir::PrivateDir;
 pub use shmem::ShmemServer;
@@ -126,6 +126,12 @@ pub enum ServeError {
         source_name: String,
         /// What was found about it.
         state: String,
+    },
+    /// Somebody else is about to mount there, or to unmount.
+    #[error("another run has the mount point {}: wait for its end, or name another directory", path.display())]
+    MountPointTaken {
+        /// The directory.
+        path: PathBuf,
     },
     /// The mount failed.
     #[error("cannot mount on {}: {why}", path.display())]

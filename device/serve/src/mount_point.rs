@@ -7,23 +7,33 @@
 //! * Such a leftover is aborted (which wakes whoever still waits for it) and unmounted lazily.
 //!   Anything else that is mounted here, and a directory with something in it, is refused and left
 //!   alone. So is one that is not [this user's alone](super::private_dir).
+//! * Who makes a directory ready locks it, and keeps the lock for as long as the mount is there: of
+//!   two who are to mount on one directory, one is refused, however long their loads take. The lock
+//!   is on the directory below the mount, and goes with the process.
+//! * A mount is taken away by its connection's number, never by its path alone: by then something
+//!   else may lie there.
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
+use rustix::fs::{Mode, OFlags};
 
 use super::private_dir::{Fault, PrivateDir};
 use super::{ServeError, own_mount};
 
 /// How long a live server may take to answer a `statfs`.
 const TIMEOUT: Duration = Duration::from_secs(3);
+/// After which time a directory is tried again that somebody else has: who is ending lets it go in
+/// a moment.
+const AGAIN: Duration = Duration::from_millis(50);
 /// What a mount's source begins with.
 const SOURCE: &str = "lamina-";
 
@@ -32,11 +42,14 @@ pub(super) fn source() -> String {
     format!("{SOURCE}{}", std::process::id())
 }
 
-/// A directory that is ready to be mounted on, removed again at the end if it was made here.
+/// A directory that is ready to be mounted on. What was made for it is removed again at the end.
 #[derive(Debug)]
 pub struct MountPoint {
     pub(super) path: PathBuf,
-    made: bool,
+    /// The directories that were made, the innermost first.
+    made: Vec<PathBuf>,
+    /// The directory, locked.
+    directory: File,
 }
 
 impl MountPoint {
@@ -48,27 +61,19 @@ impl MountPoint {
     pub fn prepare(path: &Path) -> Result<Self, ServeError> {
         let failed = |source| ServeError::MountPoint { path: path.to_owned(), source };
         let path = std::path::absolute(path).map_err(failed)?;
-        while let Some(mounted) = Mounted::at(&path)? {
-            mounted.clear(&path)?;
-        }
-        let made = match fs::DirBuilder::new().mode(0o700).create(&path) {
-            Ok(()) => true,
-            Err(why) if why.kind() == io::ErrorKind::AlreadyExists => false,
-            Err(why) if why.kind() == io::ErrorKind::NotFound => {
-                fs::create_dir_all(&path).map_err(failed)?;
-                true
+        let begun = Instant::now();
+        let point = loop {
+            while let Some(mounted) = Mounted::at(&path)? {
+                mounted.clear(&path)?;
             }
-            Err(why) => return Err(failed(why)),
+            if let Some(point) = Self::lock(&path)? {
+                break point;
+            }
+            if begun.elapsed() > TIMEOUT {
+                return Err(ServeError::MountPointTaken { path });
+            }
+            thread::sleep(AGAIN);
         };
-        // From here on the directory made is removed if it turns out to be of no use.
-        let point = Self { path, made };
-        // Who may remove it takes the mount away with it.
-        PrivateDir::open(&point.path).map_err(|why| match why {
-            ServeError::NotPrivate { path, fault: Fault::Io(source) } => {
-                ServeError::MountPoint { path, source }
-            }
-            why => why,
-        })?;
         let first = fs::read_dir(&point.path).map_err(failed)?.next();
         if let Some(entry) = first {
             let entry = entry.map_err(failed)?;
@@ -79,14 +84,105 @@ impl MountPoint {
         }
         Ok(point)
     }
+
+    /// The directory, made if it is missing, unless somebody else has it, or had until now.
+    fn lock(path: &Path) -> Result<Option<Self>, ServeError> {
+        let failed = |source| ServeError::MountPoint { path: path.to_owned(), source };
+        let made = make(path).map_err(failed)?;
+        // Who may remove it takes the mount away with it.
+        let private = PrivateDir::open(path).map_err(|why| match why {
+            ServeError::NotPrivate { path, fault: Fault::Io(source) } => {
+                ServeError::MountPoint { path, source }
+            }
+            why => why,
+        });
+        let mut directory = File::options();
+        directory.read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW);
+        let opened = private.and_then(|_| directory.open(path).map_err(failed));
+        let directory = match opened {
+            // Who had it has removed it.
+            Err(ServeError::MountPoint { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                return Ok(None);
+            }
+            Err(why) => {
+                remove(&made);
+                return Err(why);
+            }
+            Ok(directory) => directory,
+        };
+        match directory.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::Error(why)) => {
+                tracing::warn!(
+                    path = %path.display(),
+                    "the mount point cannot be locked, so another run is not kept from it: {why}"
+                );
+            }
+        }
+        // It is not this one's to remove before that is known.
+        let mut point = Self { path: path.to_owned(), made: Vec::new(), directory };
+        if !point.is_free()? {
+            return Ok(None);
+        }
+        point.made = made;
+        Ok(Some(point))
+    }
+
+    /// Whether nothing is mounted here, and the path still leads to what is locked.
+    fn is_free(&self) -> Result<bool, ServeError> {
+        if Mounted::at(&self.path)?.is_some() {
+            return Ok(false);
+        }
+        let place = |found: fs::Metadata| (found.dev(), found.ino());
+        let failed = |source| ServeError::MountPoint { path: self.path.clone(), source };
+        let locked = place(self.directory.metadata().map_err(failed)?);
+        Ok(fs::symlink_metadata(&self.path).is_ok_and(|found| place(found) == locked))
+    }
+
+    /// Makes sure that it is as free as when it was made ready: not everybody heeds the lock.
+    pub(super) fn check(&self) -> Result<(), ServeError> {
+        if let Some(mounted) = Mounted::at(&self.path)? {
+            return Err(mounted.busy(&self.path, "it was mounted meanwhile".to_owned()));
+        }
+        if self.is_free()? {
+            return Ok(());
+        }
+        let why = "it was removed or renamed, or mounted on, since it was made ready".to_owned();
+        Err(ServeError::Mount { path: self.path.clone(), why })
+    }
 }
 
 impl Drop for MountPoint {
     fn drop(&mut self) {
-        if self.made
-            && let Err(why) = fs::remove_dir(&self.path)
-        {
-            tracing::debug!(path = %self.path.display(), "mount point stays: {why}");
+        remove(&self.made);
+    }
+}
+
+/// Makes the directory and what is missing above it, for this user alone: what was made, the
+/// innermost first.
+fn make(path: &Path) -> io::Result<Vec<PathBuf>> {
+    let missing: Vec<_> = path.ancestors().take_while(|above| !above.exists()).collect();
+    let mut made = Vec::new();
+    for directory in missing.into_iter().rev() {
+        match fs::DirBuilder::new().mode(0o700).create(directory) {
+            Ok(()) => made.insert(0, directory.to_owned()),
+            Err(why) if why.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(why) => {
+                remove(&made);
+                return Err(why);
+            }
+        }
+    }
+    Ok(made)
+}
+
+/// Removes directories that were made. One that somebody else has use for by now stays, and so do
+/// those above it.
+fn remove(made: &[PathBuf]) {
+    for directory in made {
+        if let Err(why) = fs::remove_dir(directory) {
+            return tracing::debug!(path = %directory.display(), "a directory stays: {why}");
         }
     }
 }
@@ -106,13 +202,13 @@ impl Mounted {
         Ok(all.into_iter().find(|(point, _)| *point == resolved).map(|(_, mounted)| mounted))
     }
 
-    /// The mounts of ours at `path` and inside of it.
-    fn within(path: &Path) -> Result<impl Iterator<Item = Self>, ServeError> {
+    /// The mounts of the same server at `path` and inside of it.
+    fn within(&self, path: &Path) -> Result<Vec<Self>, ServeError> {
         let (resolved, all) = Self::table(path)?;
-        let is_ours = move |(point, mounted): &(PathBuf, Self)| {
-            point.starts_with(&resolved) && mounted.source.starts_with(SOURCE)
+        let is_its = |(point, mounted): &(PathBuf, Self)| {
+            point.starts_with(&resolved) && mounted.source == self.source
         };
-        Ok(all.into_iter().filter(is_ours).map(|(_, mounted)| mounted))
+        Ok(all.into_iter().filter(is_its).map(|(_, mounted)| mounted).collect())
     }
 
     /// What `path` is in the table of mounts, and all of that, the uppermost first.
@@ -139,14 +235,19 @@ impl Mounted {
         Some((unescape(point), Self { kind, source, minor }))
     }
 
-    /// Takes the mount away if it is a dead one of ours.
-    fn clear(&self, path: &Path) -> Result<(), ServeError> {
-        let busy = |state: String| ServeError::MountPointBusy {
+    /// That it is in the way.
+    fn busy(&self, path: &Path, state: String) -> ServeError {
+        ServeError::MountPointBusy {
             path: path.to_owned(),
             kind: self.kind.clone(),
             source_name: self.source.clone(),
             state,
-        };
+        }
+    }
+
+    /// Takes the mount away if it is a dead one of ours.
+    fn clear(&self, path: &Path) -> Result<(), ServeError> {
+        let busy = |state: String| self.busy(path, state);
         let server = self.source.strip_prefix(SOURCE).and_then(|pid| pid.parse::<u32>().ok());
         let Some(server) = server.filter(|_| self.kind.starts_with("fuse")) else {
             return Err(busy("it is not Lamina's".to_owned()));
@@ -159,8 +260,14 @@ impl Mounted {
             None => {}
         }
         tracing::info!(path = %path.display(), server, "clearing the mount that a killed run left");
-        abort_mount(path);
-        unmount(path).map_err(|source| ServeError::MountPoint { path: path.to_owned(), source })
+        for mounted in self.within(path)? {
+            abort(&mounted.minor);
+        }
+        let failed = |source| ServeError::MountPoint { path: path.to_owned(), source };
+        if unmount(path, &self.minor).map_err(failed)? {
+            return Ok(());
+        }
+        Err(busy("something else was mounted meanwhile".to_owned()))
     }
 }
 
@@ -191,10 +298,54 @@ pub(super) fn abort(minor: &str) {
     }
 }
 
-/// Aborts the connections of our mounts at `path` and inside of it: everybody who waits for their
-/// server gets an error.
-pub fn abort_mount(path: &Path) {
-    Mounted::within(path).into_iter().flatten().for_each(|mounted| abort(&mounted.minor));
+/// A mount of ours, told from any other that may come to lie at its path.
+#[derive(Clone, Debug)]
+pub struct OurMount {
+    path: PathBuf,
+    source: String,
+    /// The connection's number.
+    minor: String,
+}
+
+impl OurMount {
+    /// The uppermost mount at `path`, without asking it anything, if it is ours.
+    #[must_use]
+    pub fn at(path: &Path) -> Option<Self> {
+        let Mounted { source, minor, .. } = Mounted::at(path).ok().flatten()?;
+        source.starts_with(SOURCE).then(|| Self { path: path.to_owned(), source, minor })
+    }
+
+    /// Aborts its connection, so that everybody who waits for its server gets an error, and
+    /// unmounts it: whether it is not there any more. It stays if something else was mounted over
+    /// it.
+    pub fn take_away(&self) -> bool {
+        // A number is given again once a mount is gone.
+        let is_here =
+            |(_, mounted): &(PathBuf, Mounted)| mounted.minor == self.minor && mounted.source == self.source;
+        match Mounted::table(&self.path) {
+            Ok((_, all)) if !all.iter().any(is_here) => return true,
+            Ok(_) => abort(&self.minor),
+            Err(why) => tracing::debug!("{why}"),
+        }
+        match unmount(&self.path, &self.minor) {
+            Ok(gone) => {
+                if !gone {
+                    let path = self.path.display();
+                    tracing::warn!(%path, "not unmounted: something else is mounted over it");
+                }
+                gone
+            }
+            Err(why) => {
+                tracing::warn!(path = %self.path.display(), "not unmounted: {why}");
+                false
+            }
+        }
+    }
+}
+
+/// Aborts a connection by its number, if that is known.
+pub fn abort_connection(minor: Option<&str>) {
+    minor.into_iter().for_each(abort);
 }
 
 /// The minor number of the file system mounted at `path`, without asking it anything.
@@ -208,14 +359,31 @@ pub(super) fn minor_of(path: &Path) -> io::Result<String> {
     Ok(nix::sys::stat::minor(own_mount::device_at(path)?).to_string())
 }
 
-/// Unmounts at once, whoever still uses it.
-pub(super) fn unmount(path: &Path) -> io::Result<()> {
-    match umount2(path, MntFlags::MNT_FORCE | MntFlags::MNT_DETACH) {
-        Ok(()) | Err(Errno::EINVAL) => Ok(()),
+/// Unmounts the mount of this connection from `path` at once, whoever still uses it: whether it is
+/// not there any more. If something else lies over it, that is left alone.
+fn unmount(path: &Path, minor: &str) -> io::Result<bool> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    // Opened so, a mount is asked nothing; and this one is meant, whatever comes over it.
+    let mount = match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(mount) => File::from(mount),
+        Err(rustix::io::Errno::NOENT) => return Ok(true),
+        Err(why) => return Err(why.into()),
+    };
+    if nix::sys::stat::minor(own_mount::device_of(&mount)?).to_string() != minor {
+        let (resolved, all) = Mounted::table(path).map_err(io::Error::other)?;
+        return Ok(!all.iter().any(|(point, mounted)| *point == resolved && mounted.minor == minor));
+    }
+    let place = format!("/proc/self/fd/{}", mount.as_raw_fd());
+    match umount2(place.as_str(), MntFlags::MNT_FORCE | MntFlags::MNT_DETACH) {
+        Ok(()) | Err(Errno::EINVAL) => Ok(true),
         Err(Errno::EPERM) => {
             let mut helper = std::process::Command::new("fusermount3");
             let status = helper.args(["-u", "-q", "-z", "--"]).arg(path).status()?;
-            if status.success() { Ok(()) } else { Err(io::Error::other(format!("fusermount3 -u: {status}"))) }
+            if status.success() {
+                Ok(true)
+            } else {
+                Err(io::Error::other(format!("fusermount3 -u: {status}")))
+            }
         }
         Err(why) => Err(why.into()),
     }
@@ -277,9 +445,42 @@ mod tests {
     }
 
     #[test]
+    fn what_is_missing_above_a_mount_point_is_this_users_alone_and_goes_with_it() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a/b/mount");
+        let point = MountPoint::prepare(&path).unwrap();
+        for made in path.ancestors().take(3) {
+            assert_eq!(fs::metadata(made).unwrap().permissions().mode() & 0o777, 0o700, "{made:?}");
+        }
+        fs::write(directory.path().join("a/note"), "x").unwrap();
+        drop(point);
+        assert!(directory.path().join("a").exists() && !directory.path().join("a/b").exists());
+    }
+
+    #[test]
     fn a_file_is_no_mount_point() {
         let file = tempfile::NamedTempFile::new().unwrap();
         assert!(matches!(MountPoint::prepare(file.path()), Err(ServeError::MountPoint { .. })));
+    }
+
+    #[test]
+    fn one_of_two_who_are_to_mount_on_a_directory_is_refused_until_the_other_is_gone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("new");
+        let point = MountPoint::prepare(&path).unwrap();
+        let refused = MountPoint::prepare(&path).unwrap_err();
+        assert!(matches!(refused, ServeError::MountPointTaken { .. }), "{refused}");
+        let other = thread::scope(|scope| {
+            let waits = scope.spawn(|| MountPoint::prepare(&path).unwrap());
+            thread::sleep(AGAIN * 4);
+            drop(point);
+            waits.join().unwrap()
+        });
+        // What the first one made went with it.
+        other.check().unwrap();
+        fs::rename(&path, directory.path().join("renamed")).unwrap();
+        assert!(matches!(other.check(), Err(ServeError::Mount { .. })));
     }
 
     #[test]

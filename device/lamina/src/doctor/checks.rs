@@ -181,7 +181,8 @@ fn kvm(accel: Accel, opened: io::Result<()>) -> Finding {
 fn image(mmdebstrap: bool, cached: bool) -> Finding {
     let what = "guest";
     if cached {
-        Finding::ok(what, "an image in the cache", "`lamina boot` needs no network")
+        let means = "`lamina boot` needs no network unless its recipe has changed since";
+        Finding::ok(what, "an image of some recipe in the cache", means)
     } else if mmdebstrap {
         Finding::ok(what, "mmdebstrap", "the first `lamina boot` fetches Debian's kernel")
     } else {
@@ -293,12 +294,18 @@ fn unpacked() -> Option<Qemu> {
     Qemu::probe(&cached("tools-")?, OLDEST).ok()
 }
 
-/// A folder in the cache that a recipe made.
+/// A folder in the cache that a recipe made, whole. Which recipe made it, its own program tells.
 fn cached(prefix: &str) -> Option<PathBuf> {
-    let entries = fs::read_dir(recipe::cache()).into_iter().flatten().flatten();
+    cached_in(&recipe::cache(), prefix)
+}
+
+fn cached_in(cache: &Path, prefix: &str) -> Option<PathBuf> {
+    let entries = fs::read_dir(cache).into_iter().flatten().flatten();
     let ours = entries.filter(|entry| {
-        entry.file_name().to_string_lossy().starts_with(prefix)
-            && entry.file_type().is_ok_and(|kind| kind.is_dir())
+        // What is being built is called otherwise, and has this file last.
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        name.starts_with(prefix) && !name.contains(".build.") && entry.path().join("complete").is_file()
     });
     ours.max_by_key(|entry| entry.metadata().and_then(|found| found.modified()).ok())
         .map(|entry| entry.path())
@@ -326,6 +333,19 @@ mod tests {
         let mend = finding.mend.as_deref().unwrap_or_default();
         let all = format!("{} {} {mend}", finding.found, finding.means);
         assert!(finding.verdict == verdict && all.contains(part), "{part}: {finding:?}");
+    }
+
+    #[test]
+    fn only_what_a_recipe_made_whole_is_in_the_cache() {
+        let cache = tempfile::tempdir().unwrap();
+        let make = |name: &&str| fs::create_dir_all(cache.path().join(name)).unwrap();
+        let complete = |name: &&str| fs::write(cache.path().join(name).join("complete"), "").unwrap();
+        ["guest-1", "guest-2.build.x/out", "other-3"].iter().for_each(make);
+        fs::write(cache.path().join("guest-1.lock"), "").unwrap();
+        ["guest-2.build.x", "other-3"].iter().for_each(complete);
+        assert_eq!(cached_in(cache.path(), "guest-"), None);
+        complete(&"guest-1");
+        assert_eq!(cached_in(cache.path(), "guest-"), Some(cache.path().join("guest-1")));
     }
 
     #[test]

@@ -3,14 +3,16 @@
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use lamina_qemu::bounded;
 use lamina_serve::peer;
 
 use super::{State, Trial, child::kill};
@@ -22,6 +24,8 @@ use crate::status::{NoDevice, Refused};
 pub(super) const SOCKET: &str = "holder.sock";
 /// How long who connects to it may take to ask, and to take the answer, whatever comes between.
 const TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the program of an upgrade may take to say which one it is.
+const CHECK: Duration = Duration::from_secs(20);
 /// How long the worker of an upgrade may take to become ready.
 const UPGRADE: Duration = Duration::from_secs(60);
 
@@ -54,19 +58,31 @@ impl State {
     /// from, and waits until that answers.
     ///
     /// # Errors
-    /// If it does not; then the worker before it is started again.
+    /// If it does not; then the worker before it is started again. One upgrade is made at a time.
     fn upgrade(&self, program: Option<PathBuf>) -> Result<Ready> {
+        if self.upgrading.swap(true, Ordering::AcqRel) {
+            bail!("another upgrade is being made");
+        }
+        let upgraded = self.upgrade_alone(program);
+        self.upgrading.store(false, Ordering::Release);
+        upgraded
+    }
+
+    fn upgrade_alone(&self, program: Option<PathBuf>) -> Result<Ready> {
         let program = match program {
             Some(program) => program,
             None => current_program()?,
         };
-        let check = Command::new(&program).arg("--version").output();
+        let check = bounded::output(Command::new(&program).arg("--version"), CHECK);
         let check = check.with_context(|| format!("{} cannot be run", program.display()))?;
         if !check.status.success() || !check.stdout.starts_with(b"lamina ") {
             bail!("{} is no lamina: `--version` ended with {}", program.display(), check.status);
         }
         let before = {
             let mut now = self.lock();
+            if now.stopping {
+                bail!("the device is being stopped");
+            }
             let pid = now.pid.context("there is no worker at the moment")?;
             now.trial = Trial::Running(now.program.replace(program.clone()));
             kill(pid);
@@ -108,35 +124,36 @@ pub(super) fn answer(socket: &UnixListener, state: &Arc<State>) {
             let deadline = Instant::now() + TIMEOUT;
             Ok(life::receive_by(&asker, deadline)?.map(|(ask, descriptors)| (asker, ask, descriptors)))
         });
-        let (asker, answer) = match requested {
-            Ok(Some((asker, Ask::Upgrade(program), _))) => {
-                let upgraded = state.upgrade(program).map(Box::new).map_err(|why| out::reason(&why));
-                (asker, Answer::Upgraded(upgraded))
-            }
+        match requested {
             Ok(Some((asker, Ask::Stop, _))) => {
                 state.stop();
-                (asker, Answer::Stopping)
+                reply(&asker, &Answer::Stopping);
             }
-            Ok(Some((asker, Ask::Save, file))) => {
-                // It takes as long as whoever reads the file.
-                let state = Arc::clone(state);
-                thread::spawn(move || {
-                    let saved = Answer::Saved(state.save(&file).map_err(|why| out::reason(&why)));
-                    if let Err(why) = life::send(&asker, &saved, &[]) {
-                        tracing::debug!("who asked does not listen: {why}");
-                    }
-                });
-                continue;
-            }
-            Ok(None) => continue,
-            Err(why) => {
-                tracing::debug!("the holder is asked nothing it understands: {why}");
-                continue;
-            }
-        };
-        if let Err(why) = life::send_by(&asker, &answer, &[], Instant::now() + TIMEOUT) {
-            tracing::debug!("who asked does not listen: {why}");
+            // These take as long as a program, and as whoever reads the file.
+            Ok(Some((asker, Ask::Upgrade(program), _))) => apart(asker, state, |state| {
+                Answer::Upgraded(state.upgrade(program).map(Box::new).map_err(|why| out::reason(&why)))
+            }),
+            Ok(Some((asker, Ask::Save, file))) => apart(asker, state, move |state| {
+                Answer::Saved(state.save(&file).map_err(|why| out::reason(&why)))
+            }),
+            Ok(None) => {}
+            Err(why) => tracing::debug!("the holder is asked nothing it understands: {why}"),
         }
+    }
+}
+
+/// Answers one asker while others are heard.
+fn apart(asker: UnixStream, state: &Arc<State>, answer: impl FnOnce(&State) -> Answer + Send + 'static) {
+    let state = Arc::clone(state);
+    let answering = move || reply(&asker, &answer(&state));
+    if let Err(why) = thread::Builder::new().name("asked".into()).spawn(answering) {
+        tracing::error!("the holder cannot do what it is asked for: {why}");
+    }
+}
+
+fn reply(asker: &UnixStream, answer: &Answer) {
+    if let Err(why) = life::send_by(asker, answer, &[], Instant::now() + TIMEOUT) {
+        tracing::debug!("who asked does not listen: {why}");
     }
 }
 

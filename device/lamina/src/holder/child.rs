@@ -16,7 +16,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use lamina_serve::{Channels, HeldMount};
@@ -82,6 +82,7 @@ impl Worker {
         // Only now may somebody else tell it to stop.
         let mut now = state.lock();
         (now.pid, now.line) = (Some(self.child.id()), Some(self.line.try_clone()?));
+        now.heard = Some(Instant::now());
         if now.stopping { self.order(&Order::Stop, &[]) } else { Ok(()) }
     }
 

@@ -1,6 +1,7 @@
 //! Several guests on one device, each with files and a control socket of its own.
 
 use std::fs;
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
@@ -297,6 +298,19 @@ fn guests_keep_what_is_theirs_when_the_worker_dies() {
         assert_eq!(rig.guest("b").ask(&json!({ "op": "tensors" }))["tensors"], json!([]));
         let stats = rig.guest("a").ask(&json!({ "op": "stats" }))["stats"].clone();
         assert_eq!((&stats["quota_bytes"], &stats["name"]), (&json!(1 << 20), &json!("a")));
+    });
+}
+
+#[test]
+fn a_guest_whose_monitor_somebody_has_is_not_booted_again() {
+    within(60, || {
+        let rig = Rig::new(&["--guest", "a=256M,views=256M"]);
+        let (run, socket) = (rig.place.text("run"), rig.place.path("run/qmp-a.sock"));
+        let monitor = UnixListener::bind(&socket).unwrap();
+        let output = lamina(&["boot", "--guest", "a", "--run-dir", &run]).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && said.contains("a is booted already"), "{said}");
+        drop(monitor);
     });
 }
 

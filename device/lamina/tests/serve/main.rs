@@ -5,6 +5,7 @@
 
 mod api;
 mod bare_worker;
+mod boot;
 mod careful_worker;
 mod checkpoints;
 mod clients;

@@ -1,18 +1,20 @@
 //! What the two files are, and what they refuse.
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::process::Stdio;
 use std::sync::Arc;
 
 use lamina_device::device::{Device, DeviceConfig};
 use lamina_serve::{Mount, MountOptions, MountPoint, ServeError};
 use nix::fcntl::{FallocateFlags, fallocate};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::json;
 
-use crate::common::{BASE, Rig, TENSOR, VIEWS, eventually, mounted, within};
+use crate::common::{BASE, Place, Rig, TENSOR, VIEWS, eventually, lamina, mounted, noise, within};
 
 #[test]
 fn the_mount_shows_two_files_of_the_windows_sizes_for_their_owner_alone() {
@@ -143,6 +145,49 @@ fn a_mount_point_in_use_is_refused_by_name() {
         assert!(text.contains(&rig.run.child.id().to_string()), "{text}");
         // And it still works.
         assert!(rig.base().load(0, TENSOR) == rig.bytes);
+    });
+}
+
+#[test]
+fn of_two_devices_that_load_for_one_mount_point_one_is_refused_and_the_other_is_served() {
+    within(120, || {
+        let place = Place::new();
+        let bytes = noise(7, 24 << 20);
+        let model = place.checkpoint("t", &bytes);
+        let devices = ["one", "other"].map(|run| {
+            let (mount, run) = (place.text("mount"), place.text(run));
+            let mut command = lamina(&["serve", "--json", "--mount", &mount, "--run-dir", &run]);
+            command.args(["--model", &model]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        });
+        let mut ended = devices.map(|mut device| {
+            let mut ready = String::new();
+            BufReader::new(device.stdout.as_mut().unwrap()).read_line(&mut ready).unwrap();
+            (device, ready.contains("\"ready\":true"))
+        });
+        assert!(ended[0].1 != ended[1].1, "{ended:?}");
+        ended.sort_by_key(|(_, is_ready)| *is_ready);
+        let [(refused, _), (served, _)] = ended;
+        let refused = refused.wait_with_output().unwrap();
+        let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && why.contains(&place.text("mount")), "{why}");
+        let base = place.path("mount/base");
+        let found = crate::common::Window::open(&base).read(0, bytes.len());
+        assert!(found == bytes, "the one that is served is not harmed");
+        let pid = Pid::from_raw(i32::try_from(served.id()).unwrap());
+        kill(pid, Signal::SIGTERM).unwrap();
+        assert!(served.wait_with_output().unwrap().status.success());
+        assert!(!place.path("mount").exists());
+    });
+}
+
+#[test]
+fn a_device_whose_holder_is_killed_leaves_no_mount() {
+    within(60, || {
+        let mut rig = Rig::new("auto");
+        rig.run.signal(Signal::SIGKILL);
+        rig.run.child.wait().unwrap();
+        eventually("no mount", || !mounted(&rig.place.path("mount")));
+        assert!(rig.place.path("mount").read_dir().unwrap().next().is_none());
     });
 }
 

@@ -8,10 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::common::{Place, Run, Window, expected, lamina, mounted, noise, within};
+use crate::deaths::worker;
 
 fn refused(place: &Place, more: &[&str]) -> String {
     failure(&mut place.serve(more))
@@ -161,7 +163,11 @@ fn what_a_killed_run_leaves_is_cleared_by_the_next() {
         let run = Run::start(&mut place.serve(&["--capacity", "16M"]));
         let mut base = Window::open(&place.path("mount/base"));
         base.store(0, &noise(1, 100_000));
+        // A worker that hears of the holder's end unmounts.
+        let worker = Pid::from_raw(worker(run.child.id()));
+        kill(worker, Signal::SIGSTOP).unwrap();
         run.signal(Signal::SIGKILL);
+        kill(worker, Signal::SIGKILL).unwrap();
         assert_eq!(run.end().signal(), Some(9));
         assert!(mounted(&place.path("mount")) && place.path("run/api.sock").exists(), "something is left");
 

@@ -1,5 +1,6 @@
 //! Stopping beside peers that hold on: monitors, disks, askers and API clients that never come to
-//! an end. A stop is clean all the same, and what was stored before it is there after it.
+//! an end; and while workers die. A stop is clean all the same, and what was stored before it is
+//! there after it.
 //!
 //! Each stores into the mount and leaves the pages dirty, so that they are lost if the stop does
 //! not come to settle them.
@@ -14,11 +15,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::json;
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::common::{Place, Run, Window, answer, eventually, lamina, noise, request, within};
+use crate::deaths::worker;
 use crate::disk_driver::{DATA, Driver, IN, Part};
 
 /// A stop by the holder's `kill -9` comes after 30 s, and is no success.
@@ -84,7 +87,7 @@ impl Device {
 
 /// The largest memory of the device's worker, in KiB, without what it shares.
 fn anonymous_kib(run: &Run) -> u64 {
-    let worker = crate::deaths::worker(run.child.id());
+    let worker = worker(run.child.id());
     let status = std::fs::read_to_string(format!("/proc/{worker}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
@@ -315,6 +318,104 @@ fn a_snapshot_into_a_pipe_that_nobody_reads_holds_up_no_stop() {
         }
         device.stop();
         drop((asker, reading));
+    });
+}
+
+/// Stops a device whose worker sleeps, so that nothing of what is dirty is kept yet, does
+/// `meanwhile` with that worker, and looks whether all is there afterwards: what the device said.
+fn stopped_while(meanwhile: impl FnOnce(&Run, &Place, Pid)) -> String {
+    let mut device = Device::small(|_, _| {});
+    device.bytes = noise(5, 20 << 20);
+    // The store below loads no page then.
+    device.store();
+    device.base.sync();
+    device.bytes = noise(6, 20 << 20);
+    let sleeper = Pid::from_raw(worker(device.run.child.id()));
+    kill(sleeper, Signal::SIGSTOP).unwrap();
+    device.store();
+    device.run.signal(Signal::SIGTERM);
+    thread::sleep(Duration::from_millis(500));
+    meanwhile(&device.run, &device.place, sleeper);
+    let Device { mut run, place, base, bytes } = device;
+    let said = run.log();
+    let status = run.end();
+    assert!(status.success(), "{status}: {said}");
+    drop(base);
+    let again = Run::start(&mut place.serve(&["--image", &place.text("image")]));
+    let found = Window::open(&place.path("mount/base")).read(STORED_AT, bytes.len());
+    let differs = |at: &usize| found[*at..].iter().take(4096).ne(bytes[*at..].iter().take(4096));
+    let lost = (0..bytes.len()).step_by(4096).filter(differs).count();
+    assert_eq!(lost, 0, "pages are lost: {said}");
+    drop(again);
+    said
+}
+
+#[test]
+fn workers_that_die_while_they_stop_are_followed_by_others_that_lose_no_store() {
+    within(120, || {
+        let said = stopped_while(|run, _, mut dying| {
+            for _ in 0..3 {
+                kill(dying, Signal::SIGKILL).unwrap();
+                let before = dying;
+                eventually("another worker", || {
+                    dying = Pid::from_raw(worker(run.child.id()));
+                    dying != before
+                });
+            }
+        });
+        assert_eq!(said.matches("the worker died, starting another").count(), 3, "{said}");
+    });
+}
+
+#[test]
+fn an_upgrade_of_a_device_that_is_being_stopped_is_refused_and_loses_no_store() {
+    within(120, || {
+        let said = stopped_while(|_, place, sleeper| {
+            let refused = lamina(&["upgrade", "--run-dir", &place.text("run")]).output().unwrap();
+            let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+            assert!(!refused.status.success() && why.contains("is being stopped"), "{why}");
+            kill(sleeper, Signal::SIGCONT).unwrap();
+        });
+        assert!(!said.contains("the worker died"), "{said}");
+    });
+}
+
+#[test]
+fn a_last_sync_takes_longer_than_a_worker_may_say_nothing_and_loses_no_store() {
+    within(120, || {
+        let slow = [("LAMINA_FAULT_SYNC", "12000"), ("LAMINA_FAULT_STOP", "4000")];
+        let device = Device::small(|_, command| {
+            command.envs(slow);
+        });
+        device.stop();
+    });
+}
+
+#[test]
+fn an_upgrade_to_a_program_that_never_says_what_it_is_holds_up_no_stop() {
+    within(120, || {
+        let mut device = Device::small(|_, _| {});
+        let sleeper = device.place.text("sleeper");
+        // As in the tests of deaths, another process writes it.
+        let write = "printf '#!/bin/sh\\nexec sleep 60\\n' >\"$0\" && chmod 700 \"$0\"";
+        assert!(Command::new("sh").args(["-c", write, &sleeper]).status().unwrap().success());
+        let upgrade = json!({ "Upgrade": sleeper }).to_string();
+        let first = tell_holder(&device.place, &upgrade, &[]);
+        let mut head = [0; 4];
+        thread::sleep(Duration::from_millis(500));
+        let mut second = tell_holder(&device.place, &upgrade, &[]);
+        second.read_exact(&mut head).unwrap();
+        let mut said = vec![0; u32::from_le_bytes(head) as usize];
+        second.read_exact(&mut said).unwrap();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        assert!(said.contains("another upgrade is being made"), "{said}");
+        device.store();
+        let begun = Instant::now();
+        let mut stop = tell_holder(&device.place, "\"Stop\"", &[]);
+        stop.read_exact(&mut head).unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+        device.stop_now();
+        drop(first);
     });
 }
 
