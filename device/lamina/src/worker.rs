@@ -669,6 +669,6 @@ impl Served {
         });
         // Their threads end with the process.
         std::mem::forget(self);
-        synced.and(settled.context("stores into files/ may be lost"))
+        synced.and(settled.context("stores may be lost"))
     }
 }

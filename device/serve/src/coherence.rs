@@ -722,15 +722,19 @@ impl Coherence {
     }
 
     /// Brings every dirty base page to the device, and gives up only if for as long as `max_wait`
-    /// none comes. What finds no room is given up. `goes_on` is told each `pace` in which pages
-    /// came.
-    pub(super) fn settle(&self, max_wait: Duration, pace: Duration, goes_on: &dyn Fn()) {
+    /// none comes. What finds no room is given up: it is listed as lost. `goes_on` is told each
+    /// `pace` in which pages came.
+    ///
+    /// # Errors
+    ///
+    /// When stores may be lost that no list has.
+    pub(super) fn settle(&self, max_wait: Duration, pace: Duration, goes_on: &dyn Fn()) -> io::Result<()> {
         self.write_backs.hurry();
         if let Some(targets) = &self.targets {
             targets.hurry();
         }
         if self.flusher.get().is_none() {
-            return;
+            return Ok(());
         }
         let (done, answer) = mpsc::channel();
         let everything = self.all_over(once(0..self.partition.base_bytes()).collect());
@@ -749,15 +753,18 @@ impl Coherence {
             }
         };
         match settled {
-            Ok(Ok(())) => match self.merge_all() {
-                Ok(()) => tracing::debug!(seconds = started.elapsed().as_secs_f64(), "stores settled"),
-                Err(why) => tracing::warn!("a host's stores are lost: {why}"),
-            },
+            Ok(Ok(())) => {
+                self.merge_all()
+                    .map_err(|why| io::Error::other(format!("a host's stores are lost: {why}")))?;
+                tracing::debug!(seconds = started.elapsed().as_secs_f64(), "stores settled");
+            }
             Ok(Err(why)) => tracing::warn!("stores may be lost: {why}"),
             Err(_) => {
-                tracing::warn!("stores may be lost: none was written back for {} s", max_wait.as_secs());
+                let why = format!("none was written back for {} s", max_wait.as_secs());
+                return Err(io::Error::new(io::ErrorKind::TimedOut, why));
             }
         }
+        Ok(())
     }
 }
 

@@ -427,14 +427,15 @@ impl Mount {
     ///
     /// # Errors
     ///
-    /// When stores into files may be lost.
+    /// When stores into files or a base window may be lost that no list has.
     pub fn settle(&self, pace: Duration, goes_on: &dyn Fn()) -> io::Result<()> {
         let mut settled = Ok(());
         if let Some(files) = self.tree.files() {
-            settled = settle_files(files, &self.path.join(FOLDER), SETTLE, pace, goes_on);
+            let files = settle_files(files, &self.path.join(FOLDER), SETTLE, pace, goes_on);
+            settled = files.map_err(|why| io::Error::new(why.kind(), format!("of files/: {why}")));
         }
         for export in self.tree.exports() {
-            export.coherence().settle(SETTLE, pace, goes_on);
+            settled = settled.and(export.coherence().settle(SETTLE, pace, goes_on));
         }
         settled
     }
@@ -443,7 +444,7 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         if let Err(why) = self.settle(SETTLE, &|| ()) {
-            tracing::error!("stores into files/ may be lost: {why}");
+            tracing::error!("stores may be lost: {why}");
         }
         let held = self.held.take();
         let joins = held.is_some();
