@@ -365,6 +365,7 @@ impl Files {
             }
             // What cannot fit is not begun.
             if places > core.space.free_bytes() {
+                core.space.give_stuck();
                 self.trim(&mut core)?;
             }
             let limit = core.space.free_bytes();

@@ -231,16 +231,18 @@ impl Space {
         (self.limit / 1024).clamp(FIRST.start, FIRST.end)
     }
 
+    /// Gives back what could not be given before.
+    pub(crate) fn give_stuck(&mut self) {
+        let stuck = std::mem::take(&mut self.stuck);
+        self.give(stuck);
+    }
+
     /// Makes a slab, if there is a place for one.
     fn make_slab(&mut self, class: &Class, wanted: u64, unit: u64) -> Result<bool, FileError> {
-        let stuck = std::mem::take(&mut self.stuck);
-        if !stuck.is_empty() {
-            let before = Self::stuck_bytes(&stuck);
-            self.give(stuck);
-            let now: Vec<_> = self.stuck.clone();
-            if Self::stuck_bytes(&now) < before {
-                return Ok(true);
-            }
+        let before = self.stuck_bytes();
+        self.give_stuck();
+        if self.stuck_bytes() < before {
+            return Ok(true);
         }
         if self.limit.saturating_sub(self.taken) < wanted {
             self.drop_empty(class);
@@ -280,8 +282,8 @@ impl Space {
         }
     }
 
-    fn stuck_bytes(stuck: &[Range<u64>]) -> u64 {
-        stuck.iter().map(|range| range.end - range.start).sum()
+    fn stuck_bytes(&self) -> u64 {
+        self.stuck.iter().map(|range| range.end - range.start).sum()
     }
 
     /// Gives back what files had and was discarded, or discards it now.

@@ -185,7 +185,9 @@ impl Served {
             // QEMU makes its monitor's socket there.
             PrivateDir::open(&args.device.run_dir)?;
             let qmp = monitor(&Place::Guest(name.clone()));
-            qmp.iter().try_for_each(|socket| check_monitor(name, socket))?;
+            if !args.print_command {
+                qmp.iter().try_for_each(|socket| check_monitor(name, socket))?;
+            }
             return Ok(Self { qmp, ..elsewhere(way) });
         }
         if let Some(socket) = &args.shmem {
@@ -292,7 +294,8 @@ impl Signals {
         }
     }
 
-    /// What comes of `work`, which `stop` ends if a signal comes.
+    /// What comes of `work`, which `stop` ends if a signal comes. At the next one it is left alone: a
+    /// device that does not answer heeds nothing.
     pub(crate) async fn or_stop<T>(
         &mut self,
         stop: &StopSwitch,
@@ -303,7 +306,10 @@ impl Signals {
             done = &mut work => done,
             ended = self.next() => {
                 stop.stop();
-                drop(work.await);
+                tokio::select! {
+                    done = work => drop(done),
+                    _ = self.next() => {}
+                }
                 Err(ended)
             }
         }

@@ -457,7 +457,9 @@ fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
         }
         let now = Instant::now();
         deaths.retain(|death| now - *death <= QUICK);
-        if end.is_its_own() && !state.fall_back() {
+        // A program that is being tried and does not stop, either, is not given the last word.
+        let fell_back = (stopping || end.is_its_own()) && state.fall_back();
+        if end.is_its_own() && !fell_back {
             deaths.push(now);
             fruitless += 1;
         }

@@ -1,35 +1,56 @@
 //! Files that a command makes, a drawing or a page: there whole or not at all, and never over what
 //! the command reads.
 
-use std::fs::{self, Permissions};
-use std::io::Write;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::fs::{self, Metadata, Permissions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use tempfile::Builder;
 
 /// Writes the file. What was there before goes only when the new one is on the disk, and other hard
-/// links of it keep it.
+/// links of it keep it; where the file itself may be written and nothing else, it is written over.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let failed = || format!("cannot write {}", path.display());
     let there = fs::metadata(path).ok();
-    if there.as_ref().is_some_and(|there| !there.is_file()) {
-        // A terminal, a pipe or /dev/null is written to; a directory says that it is one.
+    let is_handed = path.starts_with("/dev") || path.starts_with("/proc");
+    let dangles = there.is_none() && fs::symlink_metadata(path).is_ok();
+    if there.as_ref().is_some_and(|there| !there.is_file()) || is_handed || dangles {
+        // A terminal, a pipe or /dev/null is written to; a directory says that it is one. So is what
+        // somebody else has opened, and what a link names that is not there.
         return fs::write(path, bytes).with_context(failed);
     }
+    let replaced = replace(path, there.as_ref(), bytes);
+    if there.is_some() && replaced.as_ref().is_err_and(|why| IN_PLACE.contains(&why.kind())) {
+        return fs::write(path, bytes).with_context(failed);
+    }
+    replaced.with_context(failed)
+}
+
+/// Why a file that may be written cannot be replaced: what it lies in may not, or it is a mount of
+/// its own.
+const IN_PLACE: [ErrorKind; 4] = [
+    ErrorKind::PermissionDenied,
+    ErrorKind::ReadOnlyFilesystem,
+    ErrorKind::ResourceBusy,
+    ErrorKind::CrossesDevices,
+];
+
+fn replace(path: &Path, there: Option<&Metadata>, bytes: &[u8]) -> io::Result<()> {
     // A symbolic link stays one: what it names is made anew.
-    let path = if there.is_some() { fs::canonicalize(path).with_context(failed)? } else { path.to_owned() };
+    let path = if there.is_some() { fs::canonicalize(path)? } else { path.to_owned() };
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // As any new file, less what the process's mask takes.
-    let made = Builder::new().permissions(Permissions::from_mode(0o666)).tempfile_in(folder);
-    let mut file = made.with_context(failed)?;
+    let mut file = Builder::new().permissions(Permissions::from_mode(0o666)).tempfile_in(folder)?;
     if let Some(there) = there {
-        file.as_file().set_permissions(there.permissions()).with_context(failed)?;
+        // Who is not root keeps what is theirs alone.
+        let _ = fchown(file.as_file(), Some(there.uid()), Some(there.gid()));
+        file.as_file().set_permissions(there.permissions())?;
     }
-    file.write_all(bytes).with_context(failed)?;
-    file.as_file().sync_all().with_context(failed)?;
-    file.persist(&path).map_err(|why| why.error).with_context(failed)?;
+    file.write_all(bytes)?;
+    file.as_file().sync_all()?;
+    file.persist(&path).map_err(|why| why.error)?;
     Ok(())
 }
 
@@ -62,6 +83,8 @@ pub(crate) fn not_over<'p>(
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     #[test]
@@ -82,6 +105,14 @@ mod tests {
         assert!(fs::symlink_metadata(&soft).unwrap().is_symlink());
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 4, "nothing else is left");
         write(Path::new("/dev/null"), b"nowhere").unwrap();
+        // What is open stays the file that it is, and a link that leads nowhere leads somewhere then.
+        let open = fs::File::options().read(true).write(true).open(&hard).unwrap();
+        write(&Path::new("/proc/self/fd").join(open.as_raw_fd().to_string()), b"third").unwrap();
+        assert_eq!(fs::read(&hard).unwrap(), b"third");
+        let dangling = folder.path().join("dangling");
+        std::os::unix::fs::symlink(folder.path().join("made"), &dangling).unwrap();
+        write(&dangling, b"fourth").unwrap();
+        assert_eq!(fs::read(folder.path().join("made")).unwrap(), b"fourth");
         for (path, why) in [(folder.path(), "directory"), (&folder.path().join("no/file"), "no/file")] {
             let refused = write(path, b"x").unwrap_err();
             assert!(format!("{refused:#}").contains(why), "{refused:#}");

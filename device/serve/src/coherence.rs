@@ -754,11 +754,17 @@ impl Coherence {
         };
         match settled {
             Ok(Ok(())) => {
-                self.merge_all()
-                    .map_err(|why| io::Error::other(format!("a host's stores are lost: {why}")))?;
+                self.merge_all().map_err(|why| io::Error::other(format!("a host's are lost: {why}")))?;
                 tracing::debug!(seconds = started.elapsed().as_secs_f64(), "stores settled");
             }
-            Ok(Err(why)) => tracing::warn!("stores may be lost: {why}"),
+            Ok(Err(why)) => {
+                tracing::warn!("stores may be lost: {why}");
+                if self.cache.is_some() {
+                    self.merge_all()
+                        .map_err(|also| io::Error::other(format!("a host's are lost: {also}")))?;
+                    return Err(why);
+                }
+            }
             Err(_) => {
                 let why = format!("none was written back for {} s", max_wait.as_secs());
                 return Err(io::Error::new(io::ErrorKind::TimedOut, why));

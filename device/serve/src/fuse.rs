@@ -435,7 +435,10 @@ impl Mount {
             settled = files.map_err(|why| io::Error::new(why.kind(), format!("of files/: {why}")));
         }
         for export in self.tree.exports() {
-            settled = settled.and(export.coherence().settle(SETTLE, pace, goes_on));
+            if let Err(why) = export.coherence().settle(SETTLE, pace, goes_on) {
+                tracing::error!(base = %export.base_path().display(), "stores may be lost: {why}");
+                settled = settled.and(Err(why));
+            }
         }
         settled
     }

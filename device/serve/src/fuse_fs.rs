@@ -273,7 +273,7 @@ impl FileReadWriteVolatile for Transfer<'_> {
                 let mut done = 0;
                 match export.partition().write_back(offset, bytes_of(slice), &mut done) {
                     // The kernel asks for the rest, and is told then.
-                    Err(why) if why.is_no_room() && done > 0 => return Ok(done),
+                    Err(_) if done > 0 => return Ok(done),
                     written => written,
                 }
             }

@@ -128,7 +128,11 @@ pub enum ServeError {
         state: String,
     },
     /// Somebody else is about to mount there, or to unmount.
-    #[error("another run has the mount point {}: wait for its end, or name another directory", path.display())]
+    #[error(
+        "another run has the mount point {}, here or in another container, or holds a lock of it: \
+         wait for its end, or name another directory",
+        path.display()
+    )]
     MountPointTaken {
         /// The directory.
         path: PathBuf,

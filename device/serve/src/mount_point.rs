@@ -88,7 +88,12 @@ impl MountPoint {
     /// The directory, made if it is missing, unless somebody else has it, or had until now.
     fn lock(path: &Path) -> Result<Option<Self>, ServeError> {
         let failed = |source| ServeError::MountPoint { path: path.to_owned(), source };
-        let made = make(path).map_err(failed)?;
+        let made = match make(path) {
+            Ok(made) => made,
+            // Who had it has removed what it lay in meanwhile.
+            Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(why) => return Err(failed(why)),
+        };
         // Who may remove it takes the mount away with it.
         let private = PrivateDir::open(path).map_err(|why| match why {
             ServeError::NotPrivate { path, fault: Fault::Io(source) } => {

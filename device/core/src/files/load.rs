@@ -212,7 +212,16 @@ pub fn remove(
 ///
 /// Which are.
 pub fn may_go(device: &Device, model: &Model) -> Result<(), FilesError> {
-    Ok(model.manifest.tensors().try_for_each(|tensor| is_no_base(device, tensor))?)
+    Ok(loaded(device, &model.manifest).into_iter().try_for_each(|tensor| is_no_base(device, tensor))?)
+}
+
+/// The tensors of a model that are there as they were loaded. They name their source: what does
+/// not, somebody made when the model's was removed.
+fn loaded<'m>(device: &Device, manifest: &'m Manifest) -> Vec<&'m str> {
+    let sources = device.sources_of_tensors();
+    let was_loaded =
+        |name: &&str| device.image().is_none() || sources.get(*name).is_some_and(Option::is_some);
+    manifest.tensors().filter(was_loaded).collect()
 }
 
 fn remove_tensors(
@@ -221,11 +230,7 @@ fn remove_tensors(
     drop: impl Fn(u64, u64) -> Result<(), FilesError>,
 ) -> Result<(), FilesError> {
     let own = tensor_name(&manifest.name);
-    // What was loaded names its source: what does not, somebody made when the model's was removed.
-    let sources = device.sources_of_tensors();
-    let was_loaded =
-        |name: &&str| device.image().is_none() || sources.get(*name).is_some_and(Option::is_some);
-    let tensors: Vec<_> = manifest.tensors().filter(was_loaded).collect();
+    let tensors = loaded(device, manifest);
     tensors.iter().try_for_each(|tensor| is_no_base(device, tensor))?;
     if device.place_of(&own).is_some() {
         mark(device, &own, false)?;

@@ -123,7 +123,14 @@ async fn follow(args: &Record, file: File) -> Result<Recorded> {
         }
     }
     drop(to);
-    let Some(done) = done else { return copied.await? };
+    let recorded = match done {
+        Some(done) => done,
+        None => copied.await,
+    }?;
+    let is_enough = |recorded: &Recorded| most.is_some_and(|most| recorded.requests >= most);
+    if recorded.as_ref().is_ok_and(|recorded| !is_enough(recorded)) {
+        return recorded;
+    }
     // Nobody takes the rest, which the device would notice by itself, but later. At its end another
     // recording may begin.
     let rest = async {
@@ -133,7 +140,7 @@ async fn follow(args: &Record, file: File) -> Result<Recorded> {
     };
     // A device that stands still is not waited for.
     let _ = tokio::time::timeout(REST, rest).await;
-    done?
+    recorded
 }
 
 /// Whether a file is a trace with something in it.

@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::common::{Rig, lamina, within};
+use crate::common::{Rig, eventually, lamina, within};
 
 /// Begins to record, and returns when the device does.
 fn record(rig: &Rig, out: &str, more: &[&str]) -> Child {
@@ -231,7 +231,10 @@ fn a_recording_is_kept_however_it_ends() {
         // A recorder that is killed, of a device that has nothing more to say.
         let mut recorder = record(&rig, &killed, &[]);
         rig.base().load(1 << 20, 1 << 20);
-        std::thread::sleep(Duration::from_millis(800));
+        // It is sent a moment later.
+        eventually("something is recorded", || {
+            std::fs::metadata(&killed).is_ok_and(|file| file.len() > 1000)
+        });
         recorder.kill().unwrap();
         recorder.wait().unwrap();
         for cut in [&full, &killed] {

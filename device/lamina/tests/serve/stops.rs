@@ -383,7 +383,7 @@ fn an_upgrade_of_a_device_that_is_being_stopped_is_refused_and_loses_no_store() 
 #[test]
 fn a_last_sync_takes_longer_than_a_worker_may_say_nothing_and_loses_no_store() {
     within(120, || {
-        let slow = [("LAMINA_FAULT_SYNC", "12000"), ("LAMINA_FAULT_STOP", "4000")];
+        let slow = [("LAMINA_FAULT_SYNC", "14000"), ("LAMINA_FAULT_STOP", "7000")];
         let device = Device::small(|_, command| {
             command.envs(slow);
         });

@@ -360,7 +360,7 @@ const UNMODELLED: [(&str, u64); 14] = [
 fn refuse_unmodelled(config: &Config<'_>) -> Result<(), ModelError> {
     const INSTEAD: &str = "what it says is not modelled; write a TOML file with layers, kv_elements, parameters and active_parameters";
     // Sliding windows are taken for whole contexts.
-    const ATTENTION: [&str; 3] = ["full_attention", "sliding_attention", "chunked_attention"];
+    const ATTENTION: [&str; 4] = ["attention", "full_attention", "sliding_attention", "chunked_attention"];
     let is_none = |value: &Value, most| match value {
         Value::Null | Value::Bool(false) => true,
         Value::Number(number) => number.as_u64().is_some_and(|number| number <= most),
