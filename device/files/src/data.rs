@@ -117,10 +117,14 @@ impl Files {
         let pieces = {
             let mut core = self.core.lock();
             self.map(&mut core, inode, &range)?;
-            if way != Way::Direct {
-                // Before the kernel hears that its pages hold what the file does: from then on
-                // somebody may store into them, and nobody reads the file for that.
-                core.live(inode).cached = true;
+            // Before the kernel hears that its pages hold what the file does: from then on somebody
+            // may store into them, and nobody reads the file for that.
+            let live = core.live(inode);
+            match way {
+                Way::Direct => {}
+                Way::Cached => live.written = true,
+                // Others of its pages wait.
+                Way::WrittenBack => live.cached = true,
             }
             core.state.file(inode)?.extents.pieces(&range)
         };
@@ -385,7 +389,7 @@ impl Files {
     pub fn seek(&self, inode: u64, offset: u64, data: bool) -> Result<u64, FileError> {
         let gate = self.gate(inode)?;
         let _shared = gate.read();
-        let (size, pieces) = {
+        let (size, pieces, is_stored_into) = {
             let mut core = self.core.lock();
             let node = core.state.file(inode)?;
             let size = node.meta.size;
@@ -398,12 +402,20 @@ impl Files {
             if live.cached && live.writable {
                 return Ok(if data { offset } else { size });
             }
-            (size, pieces)
+            (size, pieces, live.written && live.writable)
         };
         for Piece { at, length, dpa } in pieces {
             let found = match dpa {
                 None if data => continue,
                 None => return Ok(at),
+                // Whatever of it was zeros may be none any more.
+                Some(_) if is_stored_into => {
+                    if data {
+                        0
+                    } else {
+                        length
+                    }
+                }
                 Some(dpa) if data => self.device.next_data(dpa..dpa + length) - dpa,
                 Some(dpa) => self.device.next_hole(dpa..dpa + length) - dpa,
             };

@@ -139,8 +139,10 @@ struct Live {
     known: bool,
     /// Whether zeros lie behind the end.
     clean: bool,
-    /// Whether the kernel may have pages of it.
+    /// Whether the kernel may have pages of it anywhere.
     cached: bool,
+    /// Whether it may have pages of what was written, which lies somewhere.
+    written: bool,
     /// Whether somebody may store into these: then what is a hole here may be none any more.
     writable: bool,
     /// When it was last written to, if that is not recorded.
@@ -316,7 +318,7 @@ impl Files {
         if live.lookups > 0 {
             return Ok(());
         }
-        (live.known, live.cached, live.writable) = (true, false, false);
+        (live.known, live.cached, live.written, live.writable) = (true, false, false, false);
         let idle = live.opens == 0;
         if idle && links == 0 {
             drop(core);
@@ -465,6 +467,7 @@ impl Core {
             known: first,
             clean: false,
             cached: !first,
+            written: !first,
             writable: !first,
             modified: None,
         })

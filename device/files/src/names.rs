@@ -197,7 +197,8 @@ impl Files {
         self.commit(&mut core, changes, caller, false)?;
         let live = core.live(inode);
         // Nobody but this process ever told the kernel of it.
-        (live.known, live.clean, live.cached, live.writable) = (true, true, false, false);
+        (live.known, live.clean) = (true, true);
+        (live.cached, live.written, live.writable) = (false, false, false);
         Ok(inode)
     }
 
