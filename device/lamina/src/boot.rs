@@ -294,8 +294,8 @@ impl Signals {
         }
     }
 
-    /// What comes of `work`, which `stop` ends if a signal comes. At the next one it is left alone: a
-    /// device that does not answer heeds nothing.
+    /// What comes of `work`, which `stop` ends if a signal comes. At the next one it is left alone:
+    /// a device that does not answer heeds nothing.
     pub(crate) async fn or_stop<T>(
         &mut self,
         stop: &StopSwitch,

@@ -17,8 +17,8 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let is_handed = path.starts_with("/dev") || path.starts_with("/proc");
     let dangles = there.is_none() && fs::symlink_metadata(path).is_ok();
     if there.as_ref().is_some_and(|there| !there.is_file()) || is_handed || dangles {
-        // A terminal, a pipe or /dev/null is written to; a directory says that it is one. So is what
-        // somebody else has opened, and what a link names that is not there.
+        // A terminal, a pipe or /dev/null is written to, and what somebody else has opened, and what
+        // a link names that is not there. A directory says that it is one.
         return fs::write(path, bytes).with_context(failed);
     }
     let replaced = replace(path, there.as_ref(), bytes);
@@ -105,7 +105,7 @@ mod tests {
         assert!(fs::symlink_metadata(&soft).unwrap().is_symlink());
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 4, "nothing else is left");
         write(Path::new("/dev/null"), b"nowhere").unwrap();
-        // What is open stays the file that it is, and a link that leads nowhere leads somewhere then.
+        // What is open stays the file that it is, and a link that led nowhere leads somewhere.
         let open = fs::File::options().read(true).write(true).open(&hard).unwrap();
         write(&Path::new("/proc/self/fd").join(open.as_raw_fd().to_string()), b"third").unwrap();
         assert_eq!(fs::read(&hard).unwrap(), b"third");

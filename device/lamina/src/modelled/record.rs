@@ -106,8 +106,8 @@ async fn follow(args: &Record, file: File) -> Result<Recorded> {
         copied = &mut copied => done = Some(copied),
         () = async { while pass(&mut body, &to).await {} } => {}
         () = async { tokio::select! { () = over => {}, _ = interrupt.recv() => {}, _ = terminate.recv() => {} } } => {
-            // What was recorded before is still coming, also if somebody else has stopped it. A device
-            // that stands still, and who interrupts again, do not wait for it.
+            // What was recorded before is still coming, also if somebody else has stopped it. It is
+            // not waited for if the device stands still, or somebody interrupts again.
             let rest = async {
                 if let Err(why) = stop(api).await {
                     tracing::debug!("{why:#}");

@@ -123,7 +123,8 @@ impl<R: Read> Reader<R> {
         self.cut
     }
 
-    /// Whether the next item is the first of a chunk, so that one who follows a trace may wait for it.
+    /// Whether the next item is the first of a chunk, so that one who follows a trace may wait for
+    /// it.
     pub fn is_at_chunk(&self) -> bool {
         self.left == 0
     }

@@ -171,7 +171,8 @@ impl<W: Write> Writer<W> {
         self.out.flush()
     }
 
-    /// Writes a chunk of nothing, which readers skip: it shows whether anybody still takes the trace.
+    /// Writes a chunk of nothing, which readers skip: it shows whether anybody still takes the
+    /// trace.
     ///
     /// # Errors
     /// It cannot be written.
