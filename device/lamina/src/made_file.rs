@@ -17,8 +17,8 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let is_handed = path.starts_with("/dev") || path.starts_with("/proc");
     let dangles = there.is_none() && fs::symlink_metadata(path).is_ok();
     if there.as_ref().is_some_and(|there| !there.is_file()) || is_handed || dangles {
-        // A terminal, a pipe or /dev/null is written to, and what somebody else has opened, and what
-        // a link names that is not there. A directory says that it is one.
+        // A terminal, a pipe or /dev/null is written to, and so are what somebody else has opened
+        // and what a link names that is not there. A directory says that it is one.
         return fs::write(path, bytes).with_context(failed);
     }
     let replaced = replace(path, there.as_ref(), bytes);
