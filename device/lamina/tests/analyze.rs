@@ -143,7 +143,7 @@ fn what_cannot_work_is_refused_before_the_work() {
     let model = bundled("stories260K-bf16.safetensors");
     let (broken, opaque) = (place("broken"), place("opaque"));
     let (missing, nowhere) = (place("missing"), place("no/such/plot.svg"));
-    let cases: [(&[&str], &str); 10] = [
+    let cases: [(&[&str], &str); 11] = [
         (&[], "FILE"),
         (&[text(&missing)], "missing"),
         (&[&model, text(&broken)], "broken"),
@@ -153,6 +153,7 @@ fn what_cannot_work_is_refused_before_the_work() {
         (&[&model, "--kv", "7"], "7 channels"),
         (&[&model, "--plot", text(&nowhere)], "no directory"),
         (&[text(&opaque), "--plot", text(&opaque)], "write over"),
+        (&[&model, "--base", text(&opaque), "--plot", text(&opaque)], "write over"),
         (&[text(&opaque), "--plot", text(&missing)], "bit-planes"),
     ];
     for (arguments, word) in cases {

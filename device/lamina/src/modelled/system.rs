@@ -306,6 +306,25 @@ mod tests {
         assert!(!text.contains("fits") && text.contains("KV read spills at"), "{text}");
     }
 
+    #[test]
+    fn what_is_read_is_not_written_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let [shape, ratios] = ["shape.toml", "ratios.json"].map(|name| folder.path().join(name));
+        fs::write(&shape, "a shape").unwrap();
+        fs::write(&ratios, "ratios").unwrap();
+        for option in ["--plot", "--page"] {
+            for out in [&shape, &ratios] {
+                let [shape, ratios, out] = [&shape, &ratios, out].map(|path| path.to_str().unwrap());
+                let why = model(&args(&[shape, "--ratios", ratios, option, out])).unwrap_err().to_string();
+                assert!(why.starts_with(&format!("{option} {out} would write over {out}")), "{why}");
+            }
+        }
+        assert_eq!(
+            (fs::read(shape).unwrap(), fs::read(ratios).unwrap()),
+            (b"a shape".to_vec(), b"ratios".to_vec())
+        );
+    }
+
     /// In their order, however they are given, and each once.
     #[test]
     fn contexts_are_drawn_from_the_shortest_to_the_longest() {

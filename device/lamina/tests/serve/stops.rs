@@ -420,6 +420,30 @@ fn an_upgrade_to_a_program_that_never_says_what_it_is_holds_up_no_stop() {
 }
 
 #[test]
+fn a_stop_during_an_upgrade_to_a_program_that_hangs_loses_no_store() {
+    within(120, || {
+        let mut device = Device::small(|_, command| {
+            command.env("LAMINA_FAULT_STOP", "6000");
+        });
+        // Its pages are there, so that no store waits for who answers.
+        device.store();
+        device.base.sync();
+        device.bytes = noise(6, 100_000);
+        let hangs = device.place.text("hangs");
+        let text = "#!/bin/sh\n[ \"$1\" = --version ] && echo lamina 0 && exit\nexec sleep 60\n";
+        // As in the tests of deaths, another process writes it.
+        let write = "printf %s \"$1\" >\"$0\" && chmod 700 \"$0\"";
+        assert!(Command::new("sh").args(["-c", write, &hangs, text]).status().unwrap().success());
+        let before = worker(device.run.child.id());
+        let upgrade = tell_holder(&device.place, &json!({ "Upgrade": hangs }).to_string(), &[]);
+        eventually("the end of the worker before", || !Path::new(&format!("/proc/{before}")).exists());
+        thread::sleep(Duration::from_millis(500));
+        device.stop();
+        drop(upgrade);
+    });
+}
+
+#[test]
 fn a_client_that_connects_where_nobody_takes_connections_is_told() {
     within(60, || {
         let place = Place::new();
