@@ -41,7 +41,7 @@ use lamina_serve::{HeldMount, MountOptions, MountPoint, PrivateDir, claim_tcp, f
 pub(crate) use self::asking::{is_held, save, stop, upgrade};
 use self::{
     asking::{SOCKET, answer},
-    child::{Worker, kill},
+    child::{Before, Worker, kill},
     held::{Held, Listening, Opened, ledger_of, listen_for},
 };
 use crate::args::{DeviceArgs, DiskArg, PartitionArgs};
@@ -95,6 +95,8 @@ struct Now {
     /// The program of the next worker; this one if not given.
     program: Option<PathBuf>,
     trial: Trial,
+    /// Whether an upgrade has ended the worker, which did not die.
+    replaced: bool,
     ready: Option<Ready>,
     /// Workers that became ready.
     started: u64,
@@ -187,7 +189,7 @@ impl Holder {
             }
         }
         let state = Arc::clone(&stop.0);
-        let worker = Worker::start(&held, &state, true, 0, false)?;
+        let worker = Worker::start(&held, &state, Before::default(), false)?;
         let failed = match worker.word()? {
             Some(Word::Loaded) => None,
             Some(Word::Stopped) => {
@@ -388,7 +390,7 @@ fn longest_silence() -> Duration {
 /// Starts workers until the device is stopped or given up.
 fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
     let mut deaths = Vec::new();
-    let mut count = 0;
+    let mut before = Before::default();
     let mut fruitless = 0;
     // Deaths while the device was being stopped.
     let mut unfinished = 0;
@@ -410,7 +412,7 @@ fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
                 Word::Ready(ready) => {
                     fruitless = 0;
                     let ready = worker.reported(*ready);
-                    tracing::info!(worker = ready.worker, deaths = count, "a new worker answers");
+                    tracing::info!(worker = ready.worker, deaths = before.died(), "a new worker answers");
                     state.became_ready(&ready);
                 }
                 Word::Reported(socket, reported) => state.note_reported(socket, reported),
@@ -431,12 +433,13 @@ fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
                 }
             }
         }
-        let (stopping, silent) = {
+        let (stopping, silent, replaced) = {
             let mut now = state.lock();
             (now.line, now.pid, now.saving, now.serves) = (None, None, None, false);
-            (now.stopping, now.silent)
+            (now.stopping, now.silent, std::mem::take(&mut now.replaced))
         };
-        count += 1;
+        before.workers += 1;
+        before.replaced += u64::from(replaced);
         let end = worker.end();
         if stopping {
             if stopped {
@@ -450,7 +453,11 @@ fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
                 return Err(anyhow!("the worker ended before everything was kept: {end}"));
             }
         }
-        tracing::warn!(deaths = count, "the worker died, starting another: {end}");
+        if replaced {
+            tracing::info!("the worker was ended for an upgrade, starting another");
+        } else {
+            tracing::warn!(deaths = before.died(), "the worker died, starting another: {end}");
+        }
         if let Some(wait) = oom.died().filter(|_| !end.is_its_own()) {
             tracing::warn!(?wait, "Linux ends processes for lack of memory");
             thread::sleep(wait);
@@ -471,7 +478,7 @@ fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
                 thread::sleep(RESTART_PAUSE);
             }
             let careful = deaths.len() >= CAREFUL_DEATHS;
-            let started = Worker::start(held, state, false, count, careful).and_then(|worker| {
+            let started = Worker::start(held, state, before, careful).and_then(|worker| {
                 match worker.serve(held, state) {
                     Ok(()) => Ok(worker),
                     Err(why) => {

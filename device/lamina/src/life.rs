@@ -48,8 +48,11 @@ pub(crate) enum Order {
         image: PathBuf,
         /// Whether this is the first worker on it in this run.
         first: bool,
-        /// Workers that died before it.
+        /// Workers that ended before it.
         deaths: u64,
+        /// Those of them that an upgrade ended; a holder of an earlier version does not tell them.
+        #[serde(default)]
+        replaced: u64,
         /// Whether a handler's panic is to be survived: the last workers died soon.
         careful: bool,
         /// The guests' sockets, in the order of the exports.

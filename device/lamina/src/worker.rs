@@ -99,7 +99,7 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
     let stop = Arc::new(AtomicBool::new(false));
     let mounts = Arc::new(Mutex::new(Mounts::default()));
     let orders = listen(line.try_clone()?, Arc::clone(&stop), Arc::clone(&mounts))?;
-    let Some((Order::Open { image, first, deaths, careful, ctl, tcp, ledger }, descriptors)) =
+    let Some((Order::Open { image, first, deaths, replaced, careful, ctl, tcp, ledger }, descriptors)) =
         orders.recv().ok()
     else {
         bail!("a worker is started by `lamina serve`");
@@ -141,7 +141,7 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
         ..DeviceConfig::new(0, 0)
     };
     let device = Arc::new(Device::open(image, &config)?);
-    device.set_worker_deaths(deaths);
+    device.set_worker_deaths(deaths.saturating_sub(replaced));
     let _ = counted.set(Arc::clone(&device));
     sync_regularly(&device, args.sync_seconds)?;
     note_regularly(&device)?;

@@ -85,6 +85,7 @@ impl State {
             }
             let pid = now.pid.context("there is no worker at the moment")?;
             now.trial = Trial::Running(now.program.replace(program.clone()));
+            now.replaced = true;
             kill(pid);
             now.started
         };

@@ -36,6 +36,22 @@ const DYING: u32 = 1000;
 /// The kernel's flag of a thread that is exiting, in `stat`.
 const PF_EXITING: u32 = 4;
 
+/// The workers before one.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Before {
+    /// Those that ended.
+    pub(super) workers: u64,
+    /// Those of them that an upgrade ended.
+    pub(super) replaced: u64,
+}
+
+impl Before {
+    /// Those that ended though nobody asked for it.
+    pub(super) fn died(self) -> u64 {
+        self.workers - self.replaced
+    }
+}
+
 /// A worker process.
 pub(super) struct Worker {
     child: Child,
@@ -43,7 +59,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn start(held: &Held, state: &State, first: bool, deaths: u64, careful: bool) -> Result<Self> {
+    pub(super) fn start(held: &Held, state: &State, before: Before, careful: bool) -> Result<Self> {
         let (line, theirs) = UnixStream::pair()?;
         let program = state.lock().program.clone().unwrap_or_else(|| "/proc/self/exe".into());
         let child = Command::new(program)
@@ -59,7 +75,7 @@ impl Worker {
         oom::put_back(child.id());
         let worker = Self { child, line };
         // One that is not told all must not go on beside the next one.
-        match worker.open(held, state, first, deaths, careful) {
+        match worker.open(held, state, before, careful) {
             Ok(()) => Ok(worker),
             Err(why) => {
                 worker.end();
@@ -69,11 +85,13 @@ impl Worker {
     }
 
     /// Tells it to open the image.
-    fn open(&self, held: &Held, state: &State, first: bool, deaths: u64, careful: bool) -> Result<()> {
+    fn open(&self, held: &Held, state: &State, before: Before, careful: bool) -> Result<()> {
         let image = held.image_path.clone();
         let ctl = held.ctl.iter().map(|socket| socket.path.clone()).collect();
         let (tcp, ledger) = (held.tcp.is_some(), held.ledger.is_some());
-        let order = Order::Open { image, first, deaths, careful, ctl, tcp, ledger };
+        let Before { workers: deaths, replaced } = before;
+        let first = deaths == 0;
+        let order = Order::Open { image, first, deaths, replaced, careful, ctl, tcp, ledger };
         let mut descriptors = vec![held.image.file().as_fd(), held.api.listener.as_fd()];
         descriptors.extend(held.ctl.iter().map(|socket| socket.listener.as_fd()));
         descriptors.extend(held.tcp.as_ref().map(AsFd::as_fd));
