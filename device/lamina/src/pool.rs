@@ -7,8 +7,8 @@ mod plot;
 mod replay;
 mod trace;
 
-use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::fs;
+use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,6 +24,7 @@ use tokio::sync::oneshot;
 
 use crate::args::{Client, PoolAt, PoolCommand};
 use crate::client::{ask, escaped};
+use crate::made_file;
 use crate::out::{self, print_line};
 use crate::table::new_table;
 
@@ -170,12 +171,13 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
             }
         }
         PoolCommand::Get { file, name, to, json } => {
+            if let Some(to) = &to {
+                made_file::not_over("TO", to, [file.as_path()])?;
+            }
             let found = with(&file, |pool| Ok(pool.get(&name)?))?;
             let Some(content) = found else { bail!("there is no object {name:?}") };
             match to {
-                Some(to) => File::create(&to)
-                    .and_then(|mut to| to.write_all(&content))
-                    .with_context(|| to.display().to_string())?,
+                Some(to) => made_file::write(&to, &content)?,
                 None => out::text(&content)?,
             }
             if json {
@@ -183,16 +185,20 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
             }
         }
         PoolCommand::Rm { file, names, json } => {
+            // The others go, too: which of the names is missing is no matter of their order.
+            let (mut removed, mut missing) = (Vec::new(), Vec::new());
             with(&file, |pool| {
                 for name in &names {
-                    if !pool.delete(name)? {
-                        bail!("there is no object {name:?}");
-                    }
+                    let gone = if pool.delete(name)? { &mut removed } else { &mut missing };
+                    gone.push(name);
                 }
                 Ok(())
             })?;
             if json {
-                return told(&json!({ "removed": names }));
+                told(&json!({ "removed": removed, "missing": missing }))?;
+            }
+            if !missing.is_empty() {
+                bail!("there is no object {missing:?}");
             }
         }
         PoolCommand::Serve(at) => serve(&at)?,

@@ -22,6 +22,7 @@ mod stored;
 
 use std::fs;
 use std::io::Write;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -40,6 +41,13 @@ const JSON: &str = "report.json";
 pub(crate) fn reproduce(args: &Reproduce) -> Result<()> {
     let begun = Instant::now();
     // Before minutes of work.
+    let read = || {
+        let one = [&args.decode, &args.llama].into_iter().flatten();
+        args.model.iter().chain(&args.cache).chain(one).map(PathBuf::as_path)
+    };
+    for name in [PAGE, JSON] {
+        made_file::not_over("--out", &args.out.join(name), read())?;
+    }
     fs::create_dir_all(&args.out)
         .with_context(|| format!("cannot make the folder {}", args.out.display()))?;
     let found = Found::new(args)?;

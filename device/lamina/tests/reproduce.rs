@@ -213,4 +213,11 @@ fn what_cannot_be_is_refused_by_its_name_and_nothing_is_written() {
     assert!(refused(&["--kv", "32", "--out", out]).contains("--cache"));
     assert!(refused(&["--out", text]).contains(text));
     assert!(!Path::new(out).join("report.html").exists());
+    // The decoder's report may lie where the page is to go.
+    let decoded = folder.path().join("report.json");
+    fs::rename(decode_report(folder.path()), &decoded).unwrap();
+    let before = fs::read(&decoded).unwrap();
+    let why = refused(&["--decode", decoded.to_str().unwrap(), "--out", folder.path().to_str().unwrap()]);
+    assert!(why.contains("would write over"), "{why}");
+    assert_eq!(fs::read(&decoded).unwrap(), before);
 }
