@@ -14,7 +14,7 @@ use std::{
     fs::{self, File},
     io,
     ops::Range,
-    os::unix::fs::FileExt,
+    os::unix::fs::{FileExt, MetadataExt, fchown},
     path::{Path, PathBuf},
 };
 
@@ -43,9 +43,8 @@ pub fn upgrade(image: &Image, path: &Path) -> Result<(), ImageError> {
     let file = made_locked(&made)?;
     file.set_len(0).map_err(failed(&made))?;
     let upgraded = Copying::new(image, file, &made).and_then(|copying| {
+        give_away(copying.to.file(), image.file()).map_err(failed(&made))?;
         copying.copy()?;
-        let permissions = image.file().metadata().map(|is| is.permissions());
-        permissions.and_then(|is| copying.to.file().set_permissions(is)).map_err(failed(&made))?;
         copying.to.file().sync_all().map_err(failed(&made))?;
         fs::rename(&made, path).map_err(failed(path))?;
         #[cfg(any(test, feature = "testing"))]
@@ -56,6 +55,14 @@ pub fn upgrade(image: &Image, path: &Path) -> Result<(), ImageError> {
         let _ = fs::remove_file(&made);
     }
     upgraded
+}
+
+/// Gives `made` the owner, the group and the mode of `old`, before anything is copied there.
+fn give_away(made: &File, old: &File) -> io::Result<()> {
+    let is = old.metadata()?;
+    // In this order: with the owner, bits of the mode go.
+    fchown(made, Some(is.uid()), Some(is.gid()))?;
+    made.set_permissions(is.permissions())
 }
 
 /// The name of an image that is being made of the one at `path`, in the same directory.
@@ -164,7 +171,11 @@ impl<'i> Copying<'i> {
 
 #[cfg(test)]
 mod tests {
-    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::{
+        fs::Permissions,
+        os::unix::fs::PermissionsExt,
+        panic::{AssertUnwindSafe, catch_unwind},
+    };
 
     use lamina_codec::{
         BLOCK_BYTES, Codec, Decoder, Encoder, block::Bundle, block::MAX_BUNDLE, format::Format,
@@ -288,6 +299,23 @@ mod tests {
             store.replace(block).unwrap_or_else(|_| store.replace_damaged(block)).publish(&bundle).unwrap();
         }
         assert!(words(&store).iter().all(|words| words.as_ref().unwrap() == &[7; BLOCK_BYTES]));
+    }
+
+    #[test]
+    fn an_upgraded_image_has_the_owner_and_the_mode_that_it_had() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("image");
+        let image = Image::create(&path, superblock()).unwrap();
+        if image.file().metadata().unwrap().uid() != 0 {
+            return lamina_skipped::test("only root gives files to others");
+        }
+        fchown(image.file(), Some(1234), Some(2345)).unwrap();
+        image.file().set_permissions(Permissions::from_mode(0o640)).unwrap();
+        upgrade(&image, &path).unwrap();
+        drop(image);
+        let is = fs::metadata(&path).unwrap();
+        assert_eq!((is.uid(), is.gid(), is.mode() & 0o7777), (1234, 2345, 0o640));
+        assert_eq!(Image::open(&path).unwrap().unwrap().superblock().version, Version::Two);
     }
 
     #[test]
