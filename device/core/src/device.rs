@@ -466,6 +466,8 @@ mod derived_tests;
 #[cfg(test)]
 mod detach_tests;
 #[cfg(test)]
+mod full_disk_tests;
+#[cfg(test)]
 mod image_tests;
 #[cfg(test)]
 mod memory_tests;

@@ -109,7 +109,7 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
     let mut next = || descriptors.next().context("the holder gives too few descriptors");
     let path = image;
     let image = Image::from_file(File::from(next()?), &path)?.context("the image is empty")?;
-    if let Some(why) = image.loses_room().filter(|_| first) {
+    if let Some(why) = first.then(|| image.loses_room()).flatten() {
         tracing::warn!(
             "room that is made in the image {} may be taken by others: {why}. If that file system fills up, the device may be given up: keep some room free on it",
             path.display()

@@ -42,6 +42,7 @@ use super::{
     checkpoint::{HEAD_END, Head},
     counters,
     entry::{ENTRY_BYTES, Version},
+    fiemap,
     geometry::chunks_in,
     host_memory::HostMemory,
     journal,
@@ -492,8 +493,8 @@ impl Image {
     /// Why room that was made in the file may be gone when it is written, if the file system does
     /// not keep it: then a store that finds none is no error but the end of the process.
     pub fn loses_room(&self) -> Option<&'static str> {
-        let flags = ioctl_getflags(&*self.file).unwrap_or(IFlags::empty());
-        fstatfs(&*self.file).ok().and_then(|is| loses_room(is.filesystem_type().0, flags))
+        // What does not say shares none: a tmpfs, or a file system from elsewhere.
+        why_elsewhere(&self.file, fiemap::shares_blocks(&*self.file).unwrap_or(false))
     }
 
     /// Bytes that the file takes on disk or in memory.
@@ -574,8 +575,18 @@ pub(super) fn keep_in_place(file: &File) {
     }
 }
 
+/// Whether the file system writes a file over where it is, if no other file has its blocks.
+pub(super) fn writes_in_place(file: &File) -> bool {
+    why_elsewhere(file, false).is_none()
+}
+
+fn why_elsewhere(file: &File, shares_blocks: bool) -> Option<&'static str> {
+    let flags = ioctl_getflags(file).unwrap_or(IFlags::empty());
+    fstatfs(file).ok().and_then(|is| loses_room(is.filesystem_type().0, flags, shares_blocks))
+}
+
 #[expect(clippy::unnecessary_cast, reason = "the type of the numbers depends on the C library")]
-fn loses_room(file_system: i64, flags: IFlags) -> Option<&'static str> {
+fn loses_room(file_system: i64, flags: IFlags, shares_blocks: bool) -> Option<&'static str> {
     const ZFS: i64 = 0x2fc1_2fc1;
     const BCACHEFS: i64 = 0xca45_1a4e;
     match file_system {
@@ -584,6 +595,9 @@ fn loses_room(file_system: i64, flags: IFlags) -> Option<&'static str> {
         ),
         ZFS => Some("it is on ZFS"),
         BCACHEFS => Some("it is on bcachefs"),
+        _ if shares_blocks => Some(
+            "it shares blocks with a copy of it, and each store into one needs another (copy by `lamina snapshot save` or `cp --reflink=never`)",
+        ),
         _ => None,
     }
 }
@@ -755,12 +769,14 @@ mod tests {
     #[test]
     fn file_systems_that_do_not_keep_room_are_known() {
         let btrfs = 0x9123_683e;
-        assert!(loses_room(btrfs, IFlags::empty()).unwrap().contains("chattr"));
-        assert_eq!(loses_room(btrfs, IFlags::NOCOW | IFlags::NOATIME), None);
-        assert!(loses_room(0x2fc1_2fc1, IFlags::NOCOW).is_some());
+        assert!(loses_room(btrfs, IFlags::empty(), true).unwrap().contains("chattr"));
+        assert_eq!(loses_room(btrfs, IFlags::NOCOW | IFlags::NOATIME, false), None);
+        assert!(loses_room(btrfs, IFlags::NOCOW, true).unwrap().contains("shares blocks"));
+        assert!(loses_room(0x2fc1_2fc1, IFlags::NOCOW, false).is_some());
         // ext4, xfs, tmpfs.
         for keeps in [0xef53, 0x5846_5342, 0x0102_1994] {
-            assert_eq!(loses_room(keeps, IFlags::empty()), None);
+            assert_eq!(loses_room(keeps, IFlags::empty(), false), None);
+            assert!(loses_room(keeps, IFlags::empty(), true).unwrap().contains("cp --reflink=never"));
         }
     }
 

@@ -29,6 +29,7 @@ pub mod entry;
 #[doc(hidden)]
 pub mod failpoints;
 mod fields;
+mod fiemap;
 mod geometry;
 pub mod host_memory;
 pub mod image;

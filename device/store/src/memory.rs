@@ -27,9 +27,9 @@ use nix::{
 use vm_memory::{FileOffset, VolatileMemory, mmap::MmapRegion, mmap::MmapRegionBuilder};
 
 use super::{
-    StoreError,
+    StoreError, fiemap,
     host_memory::{For, HostMemory},
-    ledger,
+    image, ledger,
 };
 
 /// Room in an image is made and given back in units of this many bytes.
@@ -221,15 +221,14 @@ impl Memory {
     /// [`StoreError::NoRoom`] when the file system is full, [`StoreError::HostMemory`] when the
     /// host's memory is.
     pub fn ensure(&self, range: Range<usize>) -> Result<(), StoreError> {
-        let room = |part: &Part, unit| part.allocate(unit, FallocateFlags::FALLOC_FL_KEEP_SIZE);
-        self.ensure_by(range, For::More, room)
+        self.ensure_by(range, For::More, Part::give_room)
     }
 
     /// As [`Self::ensure`], of units that hold nothing that anybody wants, by what they are for.
     pub(super) fn ensure_anew(&self, range: Range<usize>, wanted: For) -> Result<(), StoreError> {
         self.ensure_by(range, wanted, |part, unit| {
             if part.host.is_none() {
-                return part.allocate(unit, FallocateFlags::FALLOC_FL_KEEP_SIZE);
+                return part.give_room(unit);
             }
             part.clear(unit)?;
             // Maps all that the file has of the 64 KiB around, which a store does not.
@@ -409,6 +408,23 @@ impl Part {
         #[cfg(any(test, feature = "testing"))]
         self.failpoints.allocated(FallocateFlags::FALLOC_FL_KEEP_SIZE)?;
         self.file.write_all_at(&ZEROS, self.at(unit))
+    }
+
+    /// Gives room to a unit, if it has not got it: what has some and is not known to is what was
+    /// given some and not written, or not all of it, before the part was mapped.
+    fn give_room(&self, unit: usize) -> std::io::Result<()> {
+        self.allocate(unit, FallocateFlags::FALLOC_FL_KEEP_SIZE).or_else(|why| {
+            // XFS wants as many free blocks as there may be to allocate before it looks.
+            let is_full = matches!(why.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+            if is_full && self.has_blocks(unit) { Ok(()) } else { Err(why) }
+        })
+    }
+
+    /// Whether a unit has blocks on a disk, as far as the file goes, and a store needs no others.
+    fn has_blocks(&self, unit: usize) -> bool {
+        let Ok(file) = self.file.metadata() else { return false };
+        let range = self.at(unit)..file.len().min(self.at(unit) + UNIT_BYTES as u64);
+        image::writes_in_place(&self.file) && fiemap::has_blocks(&*self.file, range).unwrap_or(false)
     }
 
     fn allocate(&self, unit: usize, flags: FallocateFlags) -> std::io::Result<()> {
