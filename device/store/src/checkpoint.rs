@@ -42,7 +42,7 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 
 use super::{
-    Store, StoreError, entry::ENTRY_BYTES, image::Image, index::Index, journal::Journal, ledger,
+    Store, StoreError, counters, entry::ENTRY_BYTES, image::Image, index::Index, journal::Journal, ledger,
     memory::Memory, tables::Tables,
 };
 
@@ -246,6 +246,9 @@ pub fn settle(image: Image, first_process: bool) -> Result<Image, StoreError> {
         if !image.lacks_checkpoints() || !first_process {
             return Ok(image);
         }
+        // Checkpoints take no room that the image cannot be opened without.
+        Journal::new(image.journal()?)?;
+        counters::make_room(&image)?;
         return Ok(match make_room(&image) {
             Ok(head) => image.with_head(Some(Arc::new(head))),
             Err(why) => {
@@ -272,9 +275,17 @@ pub fn settle(image: Image, first_process: bool) -> Result<Image, StoreError> {
     Ok(image.with_head(Some(Arc::new(head))))
 }
 
-/// Makes room for checkpoints in an image that has none.
+/// Makes room for checkpoints in an image that has none. If there is too little, it takes none.
 fn make_room(image: &Image) -> Result<Head, StoreError> {
-    image.lengthen().map_err(|source| StoreError::NoRoom { what: "checkpoints", source })?;
+    let made = image.lengthen().map_err(|source| StoreError::NoRoom { what: "checkpoints", source });
+    made.and_then(|()| make_room_in(image)).inspect_err(|_| {
+        if let Err(why) = image.shorten() {
+            tracing::warn!("what was taken for checkpoints is not given back: {why}");
+        }
+    })
+}
+
+fn make_room_in(image: &Image) -> Result<Head, StoreError> {
     let head = Head::open(image)?;
     ensure_copies(&image.index()?, &image.copies()?)?;
     let (tables, _) = Tables::open(image)?;

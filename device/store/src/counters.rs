@@ -26,6 +26,11 @@ const EACH: usize = 8;
 /// Bytes of the counters.
 pub(super) const BYTES: u64 = (MAX_COUNTERS * EACH) as u64;
 
+/// Makes room for the counters of a device that has no tensors.
+pub(super) fn make_room(image: &Image) -> Result<(), StoreError> {
+    image.counters()?.ensure(0..OF_DEVICE * EACH)
+}
+
 /// All counters of an image.
 #[derive(Debug)]
 pub struct Counters {

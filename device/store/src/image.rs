@@ -29,7 +29,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::sys::{
     memfd::{MFdFlags, memfd_create},
     statfs::{BTRFS_SUPER_MAGIC, TMPFS_MAGIC, fstatfs},
@@ -47,7 +47,7 @@ use super::{
     host_memory::HostMemory,
     journal,
     ledger::{Ledger, LedgerPlace, PARTS, Worker},
-    memory::Memory,
+    memory::{Memory, UNIT_BYTES},
     tables,
 };
 use crate::mode::Mode;
@@ -441,6 +441,15 @@ impl Image {
     pub(super) fn lengthen(&self) -> io::Result<()> {
         let bytes = self.layout.bytes(true);
         if self.file.metadata()?.len() < bytes { self.file.set_len(bytes) } else { Ok(()) }
+    }
+
+    /// Undoes [`Self::lengthen`], and gives back what there is behind the superblock: an image
+    /// without checkpoints has nothing in either place. Neither is mapped.
+    pub(super) fn shorten(&self) -> io::Result<()> {
+        self.file.set_len(self.layout.bytes(false))?;
+        let (behind, end) = (SUPERBLOCK_BYTES as u64, UNIT_BYTES as u64);
+        let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        Ok(fallocate(&*self.file, hole, behind.cast_signed(), (end - behind).cast_signed())?)
     }
 
     /// Has the superblock say that there are checkpoints, of which one is on the disk.

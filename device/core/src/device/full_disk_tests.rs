@@ -1,19 +1,19 @@
-//! Images on a disk that is full: what has room keeps it.
+//! Images on a disk that is full: what has room keeps it, and what finds none takes none.
 
 use std::{
     fs::{self, File},
     os::fd::AsFd,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
 };
 
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::{
-    image_tests::{BLOCK, BLOCKS, again, bytes, config, read_all, with_tensors},
+    image_tests::{BLOCK, BLOCKS, again, bytes, config, new_image, read_all, with_tensors},
     *,
 };
-use lamina_store::failpoints::Failpoints;
+use lamina_store::{StoreError, failpoints::Failpoints, snapshot};
 
 /// Bytes that room is given in.
 const UNIT: u64 = 64 << 10;
@@ -43,6 +43,61 @@ fn what_has_room_needs_none_when_it_is_opened_again() {
         failpoints.limit_space(i64::MAX);
         assert!(found.unwrap() == model);
     }
+}
+
+#[test]
+fn an_image_gets_checkpoints_or_goes_without_and_the_disk_has_their_room_back() {
+    let failpoints = Failpoints::none();
+    let device = open(new_image(&failpoints)).unwrap();
+    let model = bytes(2, BLOCKS * BLOCK);
+    device.write_base(0, &model).unwrap();
+    device.flush(0, device.base_bytes()).unwrap();
+    let mut stream = Vec::new();
+    device.save(&mut stream).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (mut refused, mut without) = (0, 0);
+    for room in 0.. {
+        let file = tempfile::tempfile_in(&folder).unwrap();
+        snapshot::fill(&mut &*stream, &file).unwrap();
+        file.sync_all().unwrap();
+        let length = || file.metadata().unwrap().len();
+        let found = || Image::from_file(file.try_clone().unwrap(), Path::new("restored")).unwrap().unwrap();
+        let image = found();
+        if image.is_in_memory() {
+            return lamina_skipped::test("a tmpfs does not say where a file has room");
+        }
+        let [_, _, counters, journal, ..] = image.parts();
+        let before = (length(), image.allocated_bytes().unwrap());
+        // Whoever opens it needs these.
+        let needed =
+            (journal.end - journal.start).next_multiple_of(UNIT) + (counters.end - counters.start).min(UNIT);
+        failpoints.limit_space(room);
+        let opened = open(image.clone());
+        failpoints.limit_space(i64::MAX);
+        file.sync_all().unwrap();
+        match opened {
+            Ok(device) => {
+                assert!(read_all(&device) == model);
+                drop(device);
+                if found().superblock().checkpoints {
+                    break;
+                }
+                without += 1;
+            }
+            Err(DeviceError::Store(StoreError::NoRoom { what, .. })) => {
+                assert_eq!(without, 0, "with room for {room} units there is none for the {what}");
+                refused += 1;
+            }
+            Err(other) => panic!("{other}"),
+        }
+        let allocated = image.allocated_bytes().unwrap();
+        assert_eq!(length(), before.0, "with room for {room} units");
+        assert!(allocated <= before.1 + needed, "{room} units: {allocated}, {before:?}");
+        // What is left is an image that gets them when there is room.
+        assert!(read_all(&open(found()).unwrap()) == model);
+        assert!(found().superblock().checkpoints);
+    }
+    assert!(refused > 1 && without > 3, "{refused} refused, {without} without checkpoints");
 }
 
 /// A small file system of XFS in a file, mounted.
