@@ -29,8 +29,8 @@ pub(crate) enum Status {
 impl Status {
     pub(crate) const ALL: [(Self, &str); 9] = [
         (Self::Done, "done"),
-        (Self::Failed, "failed; none of the below"),
-        (Self::Usage, "the command line or a topology is wrong"),
+        (Self::Failed, "failed, as by a value that cannot be; none of the below"),
+        (Self::Usage, "the command line is not of the form that `--help` shows, or a topology is wrong"),
         (Self::NoDevice, "no device answers there"),
         (Self::Refused, "the device answers, and refuses"),
         (Self::Io, "a file, a socket or the system failed: not there, no right to it, no space"),
