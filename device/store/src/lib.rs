@@ -21,6 +21,7 @@
 //! * The store knows blocks and bytes. What they mean is the codec's business.
 
 mod batch;
+mod cached;
 pub mod cause;
 pub mod checkpoint;
 pub mod counters;

@@ -389,6 +389,70 @@ fn a_sync_that_fails_is_said_once_and_no_later_one_says_that_all_is_well() {
 }
 
 #[test]
+fn what_a_failed_sync_left_out_is_brought_to_the_disk_by_the_next_holder() {
+    let mut host = Host::new();
+    let device = host.open_next();
+    device.create_tensor(cache()).unwrap();
+    device.write_base(0, &bytes(5, 8 * BLOCK)).unwrap();
+    device.sync().unwrap();
+    device.write_base(0, &bytes(6, BLOCKS * BLOCK)).unwrap();
+    let fail = |host: &Host, device: &Device| {
+        host.failpoints.break_syncs(true);
+        assert!(device.sync().is_err());
+        host.failpoints.break_syncs(false);
+    };
+    fail(&host, &device);
+    device.write_base(BLOCK as u64, &bytes(7, BLOCK)).unwrap();
+    let model = read_all(&device);
+    drop(device);
+    // The same holder's workers go on, and bring nothing to the disk.
+    let device = host.open_next();
+    assert!(device.sync_last().is_err() && read_all(&device) == model);
+    drop(device);
+    // The disk fails another holder too.
+    (host.ledger, host.worker) = (Image::new_ledger().unwrap(), 0);
+    host.failpoints.break_syncs(true);
+    let device = host.open_next();
+    host.failpoints.break_syncs(false);
+    assert!(device.sync_last().is_err() && read_all(&device) == model);
+    drop(device);
+    (host.ledger, host.worker) = (Image::new_ledger().unwrap(), 0);
+    let device = host.open_next();
+    assert!(read_all(&device) == model);
+    device.sync_last().unwrap();
+    drop(device);
+    host.crash_to(host.failpoints.last_synced());
+    let syncs = host.failpoints.syncs();
+    let device = host.open_next();
+    assert!(read_all(&device) == model && device.poison().is_empty());
+    // It was left cleanly, and nothing had to be brought to the disk.
+    assert_eq!(host.failpoints.syncs(), syncs);
+}
+
+#[test]
+fn an_image_whose_last_sync_failed_was_not_left_cleanly() {
+    for mut seed in 0..20 {
+        let mut host = Host::new();
+        let device = host.open();
+        device.create_tensor(cache()).unwrap();
+        device.write_base(0, &bytes(5, BLOCKS * BLOCK)).unwrap();
+        let model = read_all(&device);
+        device.sync().unwrap();
+        // Nothing but that it is left cleanly is to be brought to the disk.
+        host.failpoints.break_syncs(true);
+        assert!(device.sync_last().is_err());
+        host.note();
+        device.write_base(0, &bytes(6, 20 * BLOCK)).unwrap();
+        device.flush(0, device.base_bytes()).unwrap();
+        drop(device);
+        host.failpoints.break_syncs(false);
+        host.crash(&mut seed);
+        let device = host.open();
+        assert!(read_all(&device) == model && device.poison().is_empty(), "seed {seed}");
+    }
+}
+
+#[test]
 fn an_image_of_the_version_before_gets_checkpoints_when_it_is_opened() {
     let mut host = Host::new();
     host.image = Image::in_memory(config().superblock()).unwrap();
