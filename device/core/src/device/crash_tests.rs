@@ -329,7 +329,8 @@ fn an_image_that_is_left_cleanly_is_taken_as_it_is_until_it_changes() {
     assert!(read_all(&device) == model && device.stats().kv_windows.open == 1);
     // Who changes it afterwards says so before anything is on the disk.
     let syncs = host.failpoints.syncs();
-    device.write_base(0, &bytes(7, 3 * BLOCK)).unwrap();
+    // First of all into the window that is open still.
+    device.write_base((BLOCKS / 2 * BLOCK) as u64 + 50, &[7; 50]).unwrap();
     assert_eq!(host.failpoints.syncs(), syncs + 1);
     device.write_base(5, &bytes(7, 3 * BLOCK)).unwrap();
     assert_eq!(host.failpoints.syncs(), syncs + 1);
