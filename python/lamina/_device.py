@@ -229,6 +229,8 @@ class Device(Mapping[str, Tensor]):
         spec: dict[str, Any] = {
             "name": name,
             "length": -(-elements * bits // 8),
+            # A byte of int4 may hold one more.
+            "elements": elements,
             "shape": list(shape),
             "format": name_of_format,
         }

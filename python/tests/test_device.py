@@ -61,6 +61,20 @@ def test_kv_caches_take_less(device):
     assert 0 < stored["kv"] < stored["rows"] < cache.nbytes
 
 
+@pytest.mark.parametrize("shape", [1, 5, (3, 5), (4, 5)], ids=str)
+def test_tensors_of_int4_have_as_many_elements_as_they_are_asked_for(device, shape):
+    count = int(np.prod(shape))
+    tensor = device.create("w", shape, format="int4")
+    assert tensor.elements == count and tensor.shape == ((shape,) if isinstance(shape, int) else shape)
+    values = np.random.default_rng(0).integers(0, 256, -(-count // 2), np.uint8)
+    tensor.store(values.reshape(tensor.array().shape))
+    assert (device["w"].array().reshape(-1) == values).all()
+    full = device["w"].array("full").reshape(-1)
+    assert (full[: count // 2] == values[: count // 2]).all()
+    # What is behind the last element is not one.
+    assert count % 2 == 0 or full[-1] & 15 == values[-1] & 15
+
+
 def test_tensors_come_and_go(device):
     names = [f"t{index}" for index in range(20)]
     for name in names:
