@@ -43,6 +43,9 @@ class Tensor:
         self.dpa: int = info["dpa"]
         self.nbytes: int = info["length"]
         self.elements: int = info["elements"]
+        layout = info["layout"]
+        #: Channels of a token's row and tokens of a window of a KV cache; none for all else.
+        self.kv: tuple[int, int] | None = None if layout["kind"] == "weight" else (layout["channels"], layout["window"])
         shape = tuple(info.get("shape") or ())
         self.shape: tuple[int, ...] = shape or (self.elements,)
 
@@ -244,11 +247,18 @@ class Device(Mapping[str, Tensor]):
         return self[name]
 
     def store(self, name: str, values: Any, *, kv: tuple[int, int] | None = None) -> Tensor:
-        """Stores an array under a name: into the tensor that has it, or into a new one."""
+        """Stores an array under a name: into the tensor that has it, or into a new one.
+
+        ``kv`` is as for :meth:`create`. A tensor that is there and is not laid out so is an error.
+        """
         values = np.asarray(values)
         tensor = self.get(name)
         if tensor is None:
             tensor = self.create(name, values.shape or (1,), values.dtype, kv=kv)
+        elif kv is not None and tensor.kv != tuple(kv):
+            raise ValueError(
+                f"{name} is there already, {_laid_out(tensor.kv)} and not {_laid_out(kv)}: store without kv=, or remove it first"
+            )
         return tensor.store(values.reshape(tensor.shape) if values.ndim == 0 else values)
 
     def remove(self, name: str) -> None:
@@ -353,6 +363,10 @@ def mount(*models: Path, on: Path | None = None, capacity: int | None = None, im
         raise
     device._mounted, device._made = where, made
     return device
+
+
+def _laid_out(kv: tuple[int, int] | None) -> str:
+    return "in the order of addresses" if kv is None else f"rows of {kv[0]} channels in windows of {kv[1]} tokens"
 
 
 def _unmount(where: str, made: str | None) -> None:

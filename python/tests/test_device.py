@@ -61,6 +61,21 @@ def test_kv_caches_take_less(device):
     assert 0 < stored["kv"] < stored["rows"] < cache.nbytes
 
 
+def test_a_layout_that_a_tensor_does_not_have_is_refused(device):
+    values, others = weights(1024 * 64).reshape(1024, 64), weights(1024 * 64, 1).reshape(1024, 64)
+    device.store("rows", values)
+    device.store("kv", values, kv=(64, 128))
+    assert device["rows"].kv is None and device["kv"].kv == (64, 128)
+    for name, kv in (("rows", (64, 128)), ("kv", (64, 64)), ("kv", (32, 128))):
+        with pytest.raises(ValueError, match=f"{name} is there already"):
+            device.store(name, others, kv=kv)
+        assert (device[name].array("full").view(np.uint16) == values.view(np.uint16)).all()
+    device.store("kv", others, kv=(64, 128))
+    device.store("rows", others)
+    for name in device:
+        assert (device[name].array("full").view(np.uint16) == others.view(np.uint16)).all()
+
+
 @pytest.mark.parametrize("shape", [1, 5, (3, 5), (4, 5)], ids=str)
 def test_tensors_of_int4_have_as_many_elements_as_they_are_asked_for(device, shape):
     count = int(np.prod(shape))
@@ -249,7 +264,7 @@ def test_each_partition_of_a_divided_device_has_its_own_names_and_bytes(divided,
     devices |= {name: lamina.open(folder, api=api) for name, folder in folders.items()}
     values = {name: weights(1 << 16, seed) for seed, name in enumerate(devices)}
     for name, device in devices.items():
-        device.store("first", values[name][::-1])
+        assert device.store("first", values[name][::-1], kv=(64, 128)).kv == (64, 128)
         device.store("w", values[name])
     for name, device in devices.items():
         assert list(device) == ["first", "w"]
