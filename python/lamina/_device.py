@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -351,15 +352,20 @@ def mount(*models: Path, on: Path | None = None, capacity: int | None = None, im
     if image is not None:
         arguments += ["--image", os.fspath(image)]
     try:
-        said = _run([*arguments, *(os.fspath(model) for model in models), where])
+        said = _run([*arguments, *(os.fspath(model) for model in models), where], undone_by=["umount", where])
     except BaseException:
         if made is not None:
-            os.rmdir(made)
+            # The first error is the one that is told.
+            with contextlib.suppress(OSError):
+                os.rmdir(made)
         raise
     try:
         device = open(where, api=json.loads(said)["api"])
-    except BaseException:
-        _unmount(where, made)
+    except BaseException as why:
+        try:
+            _unmount(where, made)
+        except OSError as also:
+            why.add_note(f"and {where} stays: {also}")
         raise
     device._mounted, device._made = where, made
     return device
@@ -385,11 +391,25 @@ def _program() -> str:
     return program
 
 
-def _run(arguments: list[str]) -> str:
-    done = subprocess.run([_program(), *arguments], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise LaminaError(done.stderr.strip() or f"`lamina {arguments[0]}` ended with {done.returncode}")
-    return done.stdout
+def _run(arguments: list[str], undone_by: list[str] | None = None) -> str:
+    """What the program prints.
+
+    If this is interrupted the program is told to end, and is waited for. If it was done by then, ``undone_by`` is run.
+    """
+    command = [_program(), *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            said, wrong = running.communicate()
+        except BaseException:
+            running.terminate()
+            running.communicate()
+            if running.returncode == 0 and undone_by is not None:
+                with contextlib.suppress(OSError):
+                    _run(undone_by)
+            raise
+    if running.returncode != 0:
+        raise LaminaError(wrong.strip() or f"`lamina {arguments[0]}` ended with {running.returncode}")
+    return said
 
 
 def _api_of(path: str) -> str:

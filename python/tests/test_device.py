@@ -2,7 +2,11 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 
 import ml_dtypes
 import numpy as np
@@ -204,6 +208,42 @@ def test_what_was_mounted_leaves_no_directory(program, tmp_path, monkeypatch):
     device.close()
     assert list(tmp_path.iterdir()) == []
     device.close()
+
+
+INTERRUPTED = """
+import sys, lamina
+try:
+    lamina.mount(sys.argv[1])
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize("who", ["all of the group, as by a terminal", "Python alone"])
+def test_a_mount_that_is_interrupted_leaves_nothing(program, tmp_path, tmp_path_factory, who):
+    # Sockets' paths are short.
+    path, folder, run = tmp_path / "model.safetensors", tmp_path / "made", tmp_path_factory.mktemp("run")
+    folder.mkdir()
+    values = np.random.default_rng(0).integers(0, 256, 256 << 20, np.uint8)
+    header = json.dumps({"w": {"dtype": "BF16", "shape": [values.size // 2], "data_offsets": [0, values.size]}}).encode()
+    header += b" " * (-len(header) % 8)
+    with open(path, "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.write(values)
+    environment = dict(os.environ, TMPDIR=str(folder), XDG_RUNTIME_DIR=str(run), PYTHONPATH=os.pathsep.join(sys.path))
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, path], env=environment, start_new_session=True, stdout=subprocess.PIPE, text=True
+    ) as mounting:
+        is_loading, deadline = False, time.monotonic() + 60
+        while not is_loading:
+            assert mounting.poll() is None and time.monotonic() < deadline
+            listed = subprocess.run([program, "ls", "--json"], env=environment, capture_output=True, text=True, check=True)
+            is_loading = any(device["loading"] for device in json.loads(listed.stdout))
+        signalled = os.kill if who == "Python alone" else os.killpg
+        signalled(mounting.pid, signal.SIGINT)
+        assert mounting.communicate(timeout=60)[0] == "interrupted\n"
+    assert list(folder.iterdir()) == []
+    assert list((run / "lamina" / "mounts").iterdir()) == []
 
 
 def test_a_device_that_cannot_be_opened_is_taken_down_again(program, tmp_path, monkeypatch):

@@ -2,11 +2,13 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use lamina_reference::Format;
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use serde_json::Value;
 
@@ -52,6 +54,62 @@ fn models_are_loaded_listed_and_removed_and_umount_leaves_nothing() {
     assert!(!place.path("m").exists());
     assert!(place.refused(&["umount", &place.text("m")]).contains("nothing that `lamina mount` started"));
     assert_eq!(place.said(&["ls", "--json"]).trim(), "[]");
+}
+
+/// A model that takes a while to load.
+fn large(place: &Place) -> String {
+    const MIB: usize = 1 << 20;
+    let file = safetensors(&[("w", "BF16", vec![64 * MIB as u64], noise(1, MIB).repeat(128))]);
+    place.write("large.safetensors", &file)
+}
+
+/// A command that loads, in a process group of its own, once that is under way.
+fn loading(place: &Place, words: &[&str]) -> Child {
+    let mut command = place.command(words);
+    let mut child = command.process_group(0).stderr(Stdio::piped()).spawn().unwrap();
+    while !is_loading(place) {
+        assert!(child.try_wait().unwrap().is_none(), "it is large enough to be seen");
+    }
+    child
+}
+
+fn is_loading(place: &Place) -> bool {
+    let listed: Value = serde_json::from_str(&place.said(&["ls", "--json"])).unwrap();
+    listed.as_array().unwrap().iter().any(|device| !device["loading"].is_null())
+}
+
+/// Signals the group of a command, and waits for its end: what it says.
+fn interrupted(child: Child, signal: Signal) -> String {
+    killpg(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(!output.status.success());
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn a_mount_that_is_interrupted_leaves_nothing() {
+    let place = Place::new();
+    let (large, mount) = (large(&place), place.text("m"));
+    let words = ["mount", &large, &mount];
+    let nothing_stays = || {
+        assert_eq!(place.said(&["ls", "--json"]).trim(), "[]");
+        assert!(!place.path("m").exists());
+        let run_dirs = fs::read_dir(place.path("run/lamina/mounts"));
+        assert!(run_dirs.is_err() || run_dirs.unwrap().next().is_none());
+    };
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        let said = interrupted(loading(&place, &words), signal);
+        assert!(said.contains("interrupted; nothing is mounted"), "{said}");
+        nothing_stays();
+    }
+    // While it starts, too.
+    for delay in [0, 10, 20, 40, 80] {
+        let mut command = place.command(&words);
+        let child = command.process_group(0).stderr(Stdio::piped()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(delay));
+        interrupted(child, Signal::SIGINT);
+        nothing_stays();
+    }
 }
 
 /// The process that does the work of a holder.
