@@ -182,8 +182,15 @@ impl Models {
         let model = files::load(&self.device, &plan, loading, reported);
         *self.loading.lock() = None;
         let (model, apart) = model?;
-        for (dpa, length) in model.places(&self.device) {
-            loaded(dpa, length)?;
+        let told = model.places(&self.device).into_iter().try_for_each(|(dpa, length)| loaded(dpa, length));
+        if let Err(why) = told {
+            // It is whole by now, and the next start would show it.
+            let discard = |dpa, length| Ok(self.device.discard(dpa, length)?);
+            if let Err(also) = files::remove(&self.device, &model, discard) {
+                tracing::error!("{name} is to be removed again: {also}");
+                self.half_removed.lock().insert(name.to_owned(), Arc::new(Folder::new(model)));
+            }
+            return Err(why);
         }
         let folder = Arc::new(Folder::new(model));
         self.folders.write().insert(name.to_owned(), Arc::clone(&folder));
@@ -336,6 +343,26 @@ mod tests {
         assert!(matches!(models.remove("m", refused), Err(FilesError::Unknown { name }) if name == "m"));
         load().unwrap();
         assert!(models.folder("m").is_some());
+    }
+
+    #[test]
+    fn of_a_load_that_fails_after_its_last_byte_nothing_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.safetensors");
+        let header = br#"{"w":{"dtype":"BF16","shape":[8],"data_offsets":[0,16]}}"#;
+        fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header, &[7; 16]].concat()).unwrap();
+        let device = Arc::new(Device::new(DeviceConfig::new(16 << 20, 16 << 20)).unwrap());
+        let models = Models::open(Arc::clone(&device));
+        let refused = |_, _| Err(FilesError::Unknown { name: "room".to_owned() });
+        for _ in 0..2 {
+            let failed = models.load(&path, "m", &Loading::default(), refused).unwrap_err();
+            assert!(matches!(failed, FilesError::Unknown { name } if name == "room"));
+            assert!(models.folder("m").is_none());
+            assert!(device.tensors().is_empty() && device.hidden_tensors().is_empty());
+        }
+        models.load(&path, "m", &Loading::default(), |_, _| Ok(())).unwrap();
+        models.remove("m", |dpa, length| Ok(device.discard(dpa, length)?)).unwrap();
+        assert!(device.tensors().is_empty() && device.hidden_tensors().is_empty());
     }
 
     #[test]
