@@ -263,7 +263,7 @@ impl Control {
         self.models.get().ok_or(ControlError::NoModels)
     }
 
-    /// Loads what is at `path` as the model `name`.
+    /// Loads what is at `path` as the model `name`, unless it is given up meanwhile.
     ///
     /// # Errors
     ///
@@ -273,6 +273,7 @@ impl Control {
         path: &Path,
         name: &str,
         loading: &Loading,
+        is_given_up: impl Fn() -> bool + Sync,
     ) -> Result<ModelReport, ControlError> {
         let models = self.models()?;
         // What was stored into the window and waits in the page cache shows where there is room.
@@ -283,7 +284,7 @@ impl Control {
                 seen.map_err(|why| FilesError::Manifest { name: name.to_owned(), why: why.to_string() })
             })
         };
-        let report = models.load(path, name, loading, loaded);
+        let report = models.load(path, name, loading, is_given_up, loaded);
         // A load that failed had tensors for a while, too.
         let changed = self.directories_changed(&[0], &[]);
         let report = report?;
@@ -880,7 +881,7 @@ mod tests {
         let views = File::open(mount.views_path()).unwrap();
         let is_named = |page: &[u8]| page.windows(8).any(|bytes| bytes == b"m/weight");
         let loaded = std::thread::scope(|scope| {
-            let loading = scope.spawn(|| control.load_model(&path, "m", &Loading::default()));
+            let loading = scope.spawn(|| control.load_model(&path, "m", &Loading::default(), || false));
             let mut seen = false;
             while !seen && !loading.is_finished() {
                 // So that the device is asked.

@@ -8,6 +8,7 @@
 
 mod additions;
 pub mod api;
+mod asker;
 mod bounded_writes;
 pub mod coherence;
 mod cold_pages;

@@ -90,7 +90,7 @@ fn paths() -> Value {
         "/discard": { "post": changing("discard", "Drops a range of the base window, which reads as zero then", Some(of("Range")), vec![done()]) },
         "/models": {
             "get": operation("models", "The models that are shown as files", vec![answer("200", &of("Models"))]),
-            "post": changing("loadModel", "Loads a model from a path of the host", Some(of("ModelRequest")), vec![answer("201", &of("Model"))]),
+            "post": changing("loadModel", "Loads a model from a path of the host; over the Unix socket it ends when who asks goes", Some(of("ModelRequest")), vec![answer("201", &of("Model"))]),
         },
         "/models/{name}": {
             "parameters": [name("The model's name")],

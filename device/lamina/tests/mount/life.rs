@@ -112,6 +112,24 @@ fn a_mount_that_is_interrupted_leaves_nothing() {
     }
 }
 
+#[test]
+fn a_load_ends_with_who_asked_for_it() {
+    let place = Place::new();
+    let small = safetensors(&[("w", "BF16", vec![9000], floats(Format::Bf16, 1, 9000))]);
+    let small_path = place.write("w.safetensors", &small);
+    place.mount(&[&small_path]);
+    let words = ["load", "--as", "other", "--in", &place.text("m"), &large(&place)];
+    interrupted(loading(&place, &words), Signal::SIGINT);
+    let ended = Instant::now();
+    while is_loading(&place) {
+        assert!(ended.elapsed() < Duration::from_secs(10));
+    }
+    let listed: Value = serde_json::from_str(&place.said(&["ls", "--json"])).unwrap();
+    assert_eq!(listed[0]["models"].as_array().unwrap().len(), 1, "{listed}");
+    place.said(&["load", "--as", "other", "--in", &place.text("m"), &small_path]);
+    assert!(place.read("other/w.safetensors") == small && place.read("w/w.safetensors") == small);
+}
+
 /// The process that does the work of a holder.
 pub(crate) fn worker_of(holder: u64) -> Option<Pid> {
     fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
