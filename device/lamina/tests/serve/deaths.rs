@@ -36,6 +36,11 @@ pub(crate) fn worker(holder: u32) -> i32 {
     }
 }
 
+/// Descriptors that a process has open.
+pub(crate) fn descriptors(process: i32) -> usize {
+    std::fs::read_dir(format!("/proc/{process}/fd")).unwrap().count()
+}
+
 pub(crate) fn kill_worker(run: &Run) {
     // One that dies by itself meanwhile is as good.
     let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(worker(run.child.id())), Signal::SIGKILL);

@@ -18,8 +18,10 @@ use proptest::test_runner::TestRunner;
 use serde_json::Value;
 use vm_memory::{Bytes, GuestAddress};
 
-use crate::common::{Place, Run, TENSOR, Window, answer, expected, lamina, noise, request, within};
-use crate::deaths::worker;
+use crate::common::{
+    Place, Run, TENSOR, Window, answer, eventually, expected, lamina, noise, request, within,
+};
+use crate::deaths::{descriptors, worker};
 use crate::disk_driver::{
     DATA, DISCARD, Driver, FLUSH, GET_ID, IN, IOERR, MEMORY, OK, OUT, Part, QUEUE_SIZE, UNSUPP, UNTOUCHED,
     WRITE_ZEROES,
@@ -513,6 +515,22 @@ fn a_guest_whose_memory_is_the_device_itself_is_refused() {
         let rig = Rig::new(true, &[]);
         let window = File::options().read(true).write(true).open(rig.place.path("mount/base")).unwrap();
         assert!(Driver::is_refused(&rig.socket("base"), window));
+        assert!(rig.driver("base").read(0, 4096) == rig.bytes[..4096]);
+    });
+}
+
+#[test]
+fn connections_to_a_disk_leave_nothing_open() {
+    within(60, || {
+        let rig = Rig::new(false, &[]);
+        let worker = worker(rig.run.child.id());
+        drop(rig.driver("base"));
+        eventually("an unconnected disk", || rig.ask("/disks")[0]["connected"] == false);
+        let before = descriptors(worker);
+        for _ in 0..50 {
+            rig.driver("base");
+        }
+        eventually("closed connections", || descriptors(worker) <= before);
         assert!(rig.driver("base").read(0, 4096) == rig.bytes[..4096]);
     });
 }

@@ -5,8 +5,10 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use lamina_abi::shmem::{
     ASK, BASE, CONFIG_BYTES, FAILED, FLUSH, FULL, MAGIC, MALFORMED, MAP, MORE, OK, OVERLAP, RANGE, RESET,
@@ -18,8 +20,8 @@ use vhost::vhost_user::message::VhostUserMMap;
 use vhost::vhost_user::{Error, FrontendReqHandler, HandlerResult, VhostUserFrontendReqHandlerMut};
 use vm_memory::{Bytes, GuestAddress};
 
-use crate::common::{BASE as BASE_BYTES, Rig, VIEWS as VIEWS_BYTES, within};
-use crate::deaths::kill_worker;
+use crate::common::{BASE as BASE_BYTES, Rig, VIEWS as VIEWS_BYTES, eventually, within};
+use crate::deaths::{descriptors, kill_worker};
 use crate::disk_driver::{DATA, Driver, MEMORY, Part};
 
 const PAGE: u64 = 4096;
@@ -230,5 +232,24 @@ fn lines_and_flushes_reach_the_device_whichever_worker_it_has() {
             assert_eq!(guest.ask(FLUSH, 0, [range[0], range[1], 0], b"").0, RANGE);
         }
         assert_eq!(guest.map(BASE, 0, PAGE, 0), OK);
+    });
+}
+
+#[test]
+fn connections_leave_nothing_open() {
+    within(60, || {
+        let Guest { rig, driver, .. } = Guest::new();
+        drop(driver);
+        let holder = i32::try_from(rig.run.child.id()).unwrap();
+        let connect = || UnixStream::connect(rig.place.path("shmem.sock")).unwrap();
+        // The guest's own end takes a moment.
+        connect();
+        thread::sleep(Duration::from_millis(500));
+        let before = descriptors(holder);
+        for _ in 0..50 {
+            connect();
+        }
+        // As many as may be waiting to be served at once.
+        eventually("closed connections", || descriptors(holder) <= before);
     });
 }

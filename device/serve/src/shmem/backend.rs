@@ -27,13 +27,13 @@ use vhost_user_backend::{VhostUserBackend, VringT};
 use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::{GuestAddressSpace, GuestMemoryAtomic, GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::epoll::EventSet;
-use vmm_sys_util::event::{EventConsumer, EventFlag, EventNotifier, new_event_consumer_and_notifier};
+use vmm_sys_util::event::{EventConsumer, EventNotifier};
 
 use super::Shown;
 use super::mappings::{Mappings, Wrong};
 use super::request::{Answer, Requested, parse, reply};
 use crate::relay;
-use crate::vhost_connections::{Memory, Ring};
+use crate::vhost_connections::{ExitEvents, Memory, Ring};
 
 /// Entries the queue may have.
 const QUEUE_SIZE: usize = 256;
@@ -53,6 +53,7 @@ pub(super) struct Backend {
     channel: Mutex<Option<Channel>>,
     state: Mutex<State>,
     stopping: AtomicBool,
+    exit_events: ExitEvents,
 }
 
 /// What requests leave behind.
@@ -80,6 +81,7 @@ impl Backend {
             channel: Mutex::default(),
             state: Mutex::default(),
             stopping: AtomicBool::new(false),
+            exit_events: ExitEvents::default(),
         }
     }
 
@@ -337,7 +339,7 @@ impl VhostUserBackend for Backend {
     }
 
     fn exit_event(&self, _: usize) -> Option<(EventConsumer, EventNotifier)> {
-        new_event_consumer_and_notifier(EventFlag::CLOEXEC | EventFlag::NONBLOCK).ok()
+        self.exit_events.add()
     }
 
     fn handle_event(&self, event: u16, _: EventSet, rings: &[Ring], _: usize) -> io::Result<()> {

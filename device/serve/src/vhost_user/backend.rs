@@ -15,10 +15,10 @@ use vhost::vhost_user::message::VhostUserProtocolFeatures;
 use vhost_user_backend::VhostUserBackend;
 use vm_memory::{GuestAddressSpace, GuestMemoryAtomic, GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::epoll::EventSet;
-use vmm_sys_util::event::{EventConsumer, EventFlag, EventNotifier, new_event_consumer_and_notifier};
+use vmm_sys_util::event::{EventConsumer, EventNotifier};
 
 use crate::own_mount::device_of;
-use crate::vhost_connections::{Memory, Ring};
+use crate::vhost_connections::{ExitEvents, Memory, Ring};
 
 use super::config::{self, QUEUE_SIZE, QUEUES};
 use super::disk::Disk;
@@ -30,12 +30,14 @@ pub(super) struct Backend {
     memory: GuestMemoryAtomic<Memory>,
     queues: Vec<Mutex<Queue>>,
     stopping: AtomicBool,
+    exit_events: ExitEvents,
 }
 
 impl Backend {
     pub(super) fn new(disk: Arc<Disk>, memory: GuestMemoryAtomic<Memory>) -> Self {
         let queues = (0..QUEUES).map(|_| Mutex::default()).collect();
-        Self { disk, memory, queues, stopping: AtomicBool::new(false) }
+        let exit_events = ExitEvents::default();
+        Self { disk, memory, queues, stopping: AtomicBool::new(false), exit_events }
     }
 
     /// Has each queue begin no more requests, nor pieces of one.
@@ -106,7 +108,7 @@ impl VhostUserBackend for Backend {
     }
 
     fn exit_event(&self, _: usize) -> Option<(EventConsumer, EventNotifier)> {
-        new_event_consumer_and_notifier(EventFlag::CLOEXEC | EventFlag::NONBLOCK).ok()
+        self.exit_events.add()
     }
 
     fn stop_vring(&self, index: u32) -> io::Result<()> {
