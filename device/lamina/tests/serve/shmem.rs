@@ -14,14 +14,15 @@ use lamina_abi::shmem::{
     ASK, BASE, CONFIG_BYTES, FAILED, FLUSH, FULL, MAGIC, MALFORMED, MAP, MORE, OK, OVERLAP, RANGE, RESET,
     UNKNOWN, UNMAP, VIEWS,
 };
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 use vhost::vhost_user::message::VhostUserMMap;
 use vhost::vhost_user::{Error, FrontendReqHandler, HandlerResult, VhostUserFrontendReqHandlerMut};
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::common::{BASE as BASE_BYTES, Rig, VIEWS as VIEWS_BYTES, eventually, within};
-use crate::deaths::{descriptors, kill_worker};
+use crate::deaths::{descriptors, kill_worker, worker};
 use crate::disk_driver::{DATA, Driver, MEMORY, Part};
 
 const PAGE: u64 = 4096;
@@ -232,6 +233,45 @@ fn lines_and_flushes_reach_the_device_whichever_worker_it_has() {
             assert_eq!(guest.ask(FLUSH, 0, [range[0], range[1], 0], b"").0, RANGE);
         }
         assert_eq!(guest.map(BASE, 0, PAGE, 0), OK);
+    });
+}
+
+#[test]
+fn a_guest_that_was_reset_gets_nothing_of_what_it_asked_before() {
+    within(60, || {
+        let Guest { rig, mut driver, .. } = Guest::new();
+        let ask = [&ASK.to_le_bytes()[..], &[0; 28], br#"{"op":"stats"}"#].concat();
+        driver.memory.write_slice(&ask, GuestAddress(DATA)).unwrap();
+        let worker = Pid::from_raw(worker(rig.run.child.id()));
+        kill(worker, Signal::SIGSTOP).unwrap();
+        let length = u32::try_from(ask.len()).unwrap();
+        let parts = [
+            Part { at: DATA, length, write: false },
+            Part { at: BACK, length: 16 + (64 << 10), write: true },
+        ];
+        driver.submit(&parts, None);
+        driver.kick();
+        eventually("a request taken", || driver.is_looked_at());
+        thread::sleep(Duration::from_millis(100));
+        // It waits for no worker.
+        driver.restart(0xee);
+        driver
+            .memory
+            .write_slice(&[&77_u32.to_le_bytes()[..], &[0; 28]].concat(), GuestAddress(DATA))
+            .unwrap();
+        let back = BACK + (1 << 20);
+        let parts = [Part { at: DATA, length: 32, write: false }, Part { at: back, length: 16, write: true }];
+        let head = driver.submit(&parts, None);
+        driver.kick();
+        kill(worker, Signal::SIGCONT).unwrap();
+        assert_eq!(driver.take(), (u32::from(head), 16));
+        let status: u32 = driver.memory.read_obj(GuestAddress(back)).unwrap();
+        assert_eq!(u32::from_le(status), UNKNOWN);
+        thread::sleep(Duration::from_millis(100));
+        assert_eq!(driver.used_index(), 1);
+        let mut old = vec![0; 64 << 10];
+        driver.memory.read_slice(&mut old, GuestAddress(BACK)).unwrap();
+        assert!(old.iter().all(|byte| *byte == 0xee), "an old answer is written over new memory");
     });
 }
 

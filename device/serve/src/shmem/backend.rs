@@ -10,7 +10,7 @@
 use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lamina_abi::shmem::{
@@ -23,7 +23,7 @@ use vhost::vhost_user::message::{
     VhostUserMMap, VhostUserMMapFlags, VhostUserProtocolFeatures, VhostUserShMemConfig,
 };
 use vhost::vhost_user::{Backend as Channel, VhostUserFrontendReqHandler};
-use vhost_user_backend::{VhostUserBackend, VringT};
+use vhost_user_backend::{VhostUserBackend, VringState, VringT};
 use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::{GuestAddressSpace, GuestMemoryAtomic, GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::epoll::EventSet;
@@ -44,6 +44,9 @@ const RING_F_INDIRECT_DESC: u64 = 1 << 28;
 const VHOST_USER_F_PROTOCOL_FEATURES: u64 = 1 << 30;
 const F_VERSION_1: u64 = 1 << 32;
 
+/// A chain of descriptors in the guest's memory.
+type Chain = virtio_queue::DescriptorChain<Arc<Memory>>;
+
 /// A connection.
 pub(super) struct Backend {
     shown: Arc<Shown>,
@@ -53,6 +56,8 @@ pub(super) struct Backend {
     channel: Mutex<Option<Channel>>,
     state: Mutex<State>,
     stopping: AtomicBool,
+    /// How often the ring was taken away.
+    stops: AtomicU64,
     exit_events: ExitEvents,
 }
 
@@ -81,6 +86,7 @@ impl Backend {
             channel: Mutex::default(),
             state: Mutex::default(),
             stopping: AtomicBool::new(false),
+            stops: AtomicU64::new(0),
             exit_events: ExitEvents::default(),
         }
     }
@@ -93,61 +99,80 @@ impl Backend {
 
     /// Does everything that is in the ring.
     fn drain(&self, ring: &Ring) -> Result<(), virtio_queue::Error> {
-        loop {
-            let memory = Arc::clone(&lock(&self.memory));
-            ring.get_mut().get_queue_mut().disable_notification(&*memory)?;
-            while let Some(chain) = self.next(ring)? {
+        while self.set_kicks(ring, false)? {
+            while let Some((chain, stops)) = self.next(ring)? {
                 let head = chain.head_index();
                 let memory = Arc::clone(&lock(&self.memory));
-                let written = match parse(&memory, chain) {
+                let mut state = lock(&self.state);
+                let answered = match parse(&memory, chain) {
                     // A panic is logged by its hook; the guest gets an error like any other.
                     Ok((requested, to_guest)) => {
-                        let mut state = lock(&self.state);
                         let performed =
                             catch_unwind(AssertUnwindSafe(|| self.perform(&mut state, &requested)));
                         let answer = match performed.unwrap_or(Err(FAILED)) {
                             Ok(from) => state.piece(from),
                             Err(status) => Answer { status, ..Answer::default() },
                         };
-                        reply(to_guest, &answer)
+                        Some((to_guest, answer))
                     }
                     Err(why) => {
                         tracing::debug!("a request is given back undone: {why}");
-                        0
+                        None
                     }
                 };
                 let tell = {
-                    let mut state = ring.get_mut();
-                    if !state.get_queue().ready() {
-                        // The ring was taken away meanwhile: its memory may be something else by
-                        // now.
+                    // Who takes the ring away waits for this lock, and so for the answer's copy,
+                    // but never for what was asked.
+                    let mut ring = ring.get_mut();
+                    if !ring.get_queue().ready() || self.stops.load(Ordering::SeqCst) != stops {
+                        // It was taken away meanwhile, and may be set up anew: its memory is
+                        // something else by now, and the head another request's.
                         return Ok(());
                     }
-                    state.get_queue_mut().add_used(&*memory, head, written)?;
-                    state.get_queue_mut().needs_notification(&*memory)?
+                    let written = answered.map_or(0, |(to_guest, answer)| reply(to_guest, &answer));
+                    ring.get_queue_mut().add_used(&*memory, head, written)?;
+                    ring.get_queue_mut().needs_notification(&*memory)?
                 };
                 if tell && let Err(why) = ring.signal_used_queue() {
                     tracing::debug!("a guest could not be told: {why}");
                 }
             }
-            let memory = Arc::clone(&lock(&self.memory));
-            if !ring.get_mut().get_queue_mut().enable_notification(&*memory)? {
-                return Ok(());
+            if !self.set_kicks(ring, true)? {
+                break;
             }
+        }
+        Ok(())
+    }
+
+    /// Whether requests are taken from a ring, and anything is written to it.
+    fn is_on(&self, state: &VringState<GuestMemoryAtomic<Memory>>) -> bool {
+        !self.stopping.load(Ordering::SeqCst) && state.get_queue().ready() && state.is_enabled()
+    }
+
+    /// Asks the guest for kicks or for none: whether the ring is to be looked at once more.
+    fn set_kicks(&self, ring: &Ring, wanted: bool) -> Result<bool, virtio_queue::Error> {
+        let memory = Arc::clone(&lock(&self.memory));
+        let mut state = ring.get_mut();
+        if !self.is_on(&state) {
+            return Ok(false);
+        }
+        let queue = state.get_queue_mut();
+        if wanted {
+            queue.enable_notification(&*memory)
+        } else {
+            queue.disable_notification(&*memory).map(|()| true)
         }
     }
 
-    fn next(
-        &self,
-        ring: &Ring,
-    ) -> Result<Option<virtio_queue::DescriptorChain<Arc<Memory>>>, virtio_queue::Error> {
+    /// The next chain, and how often the ring was taken away before.
+    fn next(&self, ring: &Ring) -> Result<Option<(Chain, u64)>, virtio_queue::Error> {
         let memory = Arc::clone(&lock(&self.memory));
         let mut state = ring.get_mut();
-        if self.stopping.load(Ordering::SeqCst) || !state.get_queue().ready() || !state.is_enabled() {
+        if !self.is_on(&state) {
             return Ok(None);
         }
         let mut available = state.get_queue_mut().iter(memory)?;
-        Ok(available.next())
+        Ok(available.next().map(|chain| (chain, self.stops.load(Ordering::SeqCst))))
     }
 
     /// Does what is asked: from where on the guest port's answer is given, if it is.
@@ -340,6 +365,11 @@ impl VhostUserBackend for Backend {
 
     fn exit_event(&self, _: usize) -> Option<(EventConsumer, EventNotifier)> {
         self.exit_events.add()
+    }
+
+    fn stop_vring(&self, _: u32) -> io::Result<()> {
+        self.stops.fetch_add(1, Ordering::SeqCst);
+        Ok(())
     }
 
     fn handle_event(&self, event: u16, _: EventSet, rings: &[Ring], _: usize) -> io::Result<()> {
