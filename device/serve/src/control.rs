@@ -37,6 +37,7 @@ use super::export::{Export, ExportReport, Place};
 use super::files::FilesReport;
 use super::host_cache::HostReport;
 use super::models::{ModelReport, Models, ModelsReport};
+use super::mount_point;
 use super::pools::{Pools, PoolsReport};
 use super::ranges::{inside, place, whole_blocks, within};
 use super::settled_files::{SETTLE, settle_files};
@@ -316,6 +317,15 @@ impl Control {
         let is_mine =
             |export: &&Arc<Export>| self.only.as_ref().is_none_or(|(_, place)| export.place() == place);
         all.iter().filter(is_mine).collect()
+    }
+
+    /// The device numbers of the mounts of this control: of the windows, and of the device's files
+    /// if they have one of their own, which others may answer later or not any more.
+    pub(super) fn mount_numbers(&self) -> Result<Vec<u64>, ServeError> {
+        let windows = self.exports().first().and_then(|export| export.coherence().mount_number());
+        let files = self.files.get().and_then(|(_, folder)| folder.parent());
+        let files = files.map(mount_point::numbers_within).transpose()?;
+        Ok(files.unwrap_or_default().into_iter().chain(windows).collect())
     }
 
     /// The exports, each with its guest's socket.

@@ -520,6 +520,20 @@ fn a_guest_whose_memory_is_the_device_itself_is_refused() {
 }
 
 #[test]
+fn a_guest_whose_memory_is_a_file_of_the_devices_is_refused_too() {
+    within(60, || {
+        for more in [&["--files", "8M"][..], &["--files", "8M", "--write-cache"]] {
+            let rig = Rig::new(true, more);
+            let path = rig.place.path("mount/files/memory");
+            let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
+            file.set_len(1 << 20).unwrap();
+            assert!(Driver::is_refused(&rig.socket("base"), file), "{more:?}");
+            assert!(rig.driver("base").read(0, 4096) == rig.bytes[..4096]);
+        }
+    });
+}
+
+#[test]
 fn connections_to_a_disk_leave_nothing_open() {
     within(60, || {
         let rig = Rig::new(false, &[]);

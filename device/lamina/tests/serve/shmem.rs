@@ -66,8 +66,12 @@ struct Guest {
 
 impl Guest {
     fn new() -> Self {
+        Self::with(&[])
+    }
+
+    fn with(more: &[&str]) -> Self {
         let rig = Rig::prepared(|place, command| {
-            command.arg("--vhost-user-shmem").arg(place.path("shmem.sock"));
+            command.arg("--vhost-user-shmem").arg(place.path("shmem.sock")).args(more);
         });
         let noted = Arc::new(Mutex::new(Noted::default()));
         let mut channel = FrontendReqHandler::new(Arc::clone(&noted)).unwrap();
@@ -233,6 +237,21 @@ fn lines_and_flushes_reach_the_device_whichever_worker_it_has() {
             assert_eq!(guest.ask(FLUSH, 0, [range[0], range[1], 0], b"").0, RANGE);
         }
         assert_eq!(guest.map(BASE, 0, PAGE, 0), OK);
+    });
+}
+
+#[test]
+fn nothing_is_read_through_a_file_of_the_devices_either() {
+    within(60, || {
+        for more in [&["--files", "8M"][..], &["--files", "8M", "--write-cache"]] {
+            let mut guest = Guest::with(more);
+            let path = guest.rig.place.path("mount/files/memory");
+            let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
+            file.set_len(1 << 20).unwrap();
+            guest.driver.also(MEMORY, 1 << 20, &file);
+            assert_eq!(guest.exchange(MEMORY, 32, 16), 0, "{more:?}");
+            assert_eq!(guest.ask(77, 0, [0; 3], b"").0, UNKNOWN);
+        }
     });
 }
 

@@ -254,13 +254,14 @@ impl Backend {
         lock(&self.channel).clone().ok_or(FAILED)
     }
 
-    /// Whether a file is a window's. Looks at nothing that the mount would have to be asked for.
-    fn is_window(&self, file: &File) -> bool {
+    /// Whether a file is a window's, or on one of these `mounts`. Looks at nothing that a mount
+    /// would have to be asked for.
+    fn is_ours(&self, file: &File, mounts: &[u64]) -> bool {
         let found = statx(file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::INO);
         // What cannot be told is not touched either.
         found.map_or(true, |found| {
             let number = makedev(found.stx_dev_major, found.stx_dev_minor);
-            self.shown.identities.contains(&(number, found.stx_ino))
+            mounts.contains(&number) || self.shown.identities.contains(&(number, found.stx_ino))
         })
     }
 }
@@ -350,9 +351,10 @@ impl VhostUserBackend for Backend {
 
     fn update_memory(&self, memory: GuestMemoryAtomic<Memory>) -> io::Result<()> {
         let whole = memory.memory();
+        let mounts = self.shown.mount_numbers().map_err(io::Error::other)?;
         let windows = whole.iter().filter(|region| {
             // The guest's own memory is a file too, or this server could not have it.
-            region.file_offset().is_none_or(|file| self.is_window(file.file()))
+            region.file_offset().is_none_or(|file| self.is_ours(file.file(), &mounts))
         });
         let mut own = Memory::clone(&whole);
         for region in windows {

@@ -2,7 +2,7 @@
 //!
 //! * Each queue has a thread. `GET_VRING_BASE` waits for the request that a queue is doing, the end
 //!   of a connection for the piece of it, and only for a time.
-//! * Guest memory that is a file of our own mount is refused: a process that serves a mount must
+//! * Guest memory that is a file of our own mounts is refused: a process that serves a mount must
 //!   not touch it through a mapping.
 
 use std::io;
@@ -89,14 +89,13 @@ impl VhostUserBackend for Backend {
     }
 
     fn update_memory(&self, memory: GuestMemoryAtomic<Memory>) -> io::Result<()> {
-        let Some(ours) = self.disk.mount_number() else { return Ok(()) };
+        let ours = self.disk.mount_numbers().map_err(io::Error::other)?;
         let on_mount = memory.memory().iter().any(|region| {
             let device = region.file_offset().and_then(|file| device_of(file.file()).ok());
-            device.is_some_and(|device| device == ours)
+            device.is_some_and(|device| ours.contains(&device))
         });
         if on_mount {
-            let why =
-                "the guest's memory includes this device's own windows; attach them or the disks, not both";
+            let why = "the guest's memory includes this device's own windows or files; attach them or the disks, not both";
             tracing::error!("a disk's connection is refused: {why}");
             return Err(io::Error::other(why));
         }

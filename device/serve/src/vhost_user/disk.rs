@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use crate::ServeError;
 use crate::control::{Control, ControlError};
 use crate::disks::{DiskInfo, Partition, ServedDisk, Shows};
 use lamina_device::device::DeviceError;
@@ -139,9 +140,9 @@ impl Disk {
         self.control.discard(offset, length)
     }
 
-    /// The device number of the file system that serves the windows as files, if one does.
-    pub(super) fn mount_number(&self) -> Option<u64> {
-        self.control.exports().first().and_then(|export| export.coherence().mount_number())
+    /// The device numbers of the file systems that serve the windows and the device's files.
+    pub(super) fn mount_numbers(&self) -> Result<Vec<u64>, ServeError> {
+        self.control.mount_numbers()
     }
 
     /// Whether its reads may wait for pages that the host has to write back first.
@@ -172,7 +173,6 @@ impl Disk {
 
     /// One view, and zeros behind it to the end of its last page.
     fn read_view(&self, view: &ViewInfo, offset: u64, out: &mut [u8]) -> Result<(), ControlError> {
-        // Its place may be another's by now.
         self.read_view_by(view, offset, out, |from, shown| self.control.read_views(from, shown))
     }
 
@@ -184,6 +184,7 @@ impl Disk {
         out: &mut [u8],
         read: impl FnOnce(u64, &mut [u8]) -> Result<(), ControlError>,
     ) -> Result<(), ControlError> {
+        // Its place may be another's by now.
         self.check_view(view)?;
         let visible = view.length.saturating_sub(offset).min(out.len() as u64);
         let (shown, rest) = out.split_at_mut(usize::try_from(visible).expect("at most a slice's length"));
