@@ -550,6 +550,22 @@ fn connections_to_a_disk_leave_nothing_open() {
 }
 
 #[test]
+fn a_start_that_fails_behind_the_mount_says_why_and_no_more() {
+    within(180, || {
+        for _ in 0..30 {
+            let place = Place::new();
+            let (mount, run, socket) = (place.text("mount"), place.text("run"), place.text("v.sock"));
+            let mut command = lamina(&["serve", "--capacity", "32M", "--run-dir", &run, "--mount", &mount]);
+            command.args(["--vhost-user", &format!("{socket}=nobody,full")]).env("RUST_LOG", "off");
+            let output = command.stdin(Stdio::null()).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(!output.status.success() && said.contains("nobody"), "{said}");
+            assert!(!said.contains("abort"), "{said}");
+        }
+    });
+}
+
+#[test]
 fn sockets_in_use_and_views_that_cannot_be_are_refused_by_name() {
     let place = Place::new();
     let failed = |what: &str| {
