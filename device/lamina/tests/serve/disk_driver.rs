@@ -217,6 +217,12 @@ impl Driver {
         self.memory.load::<u16>(GuestAddress(USED), Ordering::Acquire).unwrap() == 1
     }
 
+    /// Gives the file of the guest's memory this length. What is behind may not be touched any more,
+    /// here neither.
+    pub(crate) fn resize(&self, bytes: u64) {
+        self.file.set_len(bytes).unwrap();
+    }
+
     /// The index behind the last request given back.
     pub(crate) fn used_index(&self) -> u16 {
         self.memory.load(GuestAddress(USED + 2), Ordering::Acquire).unwrap()

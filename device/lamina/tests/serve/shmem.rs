@@ -256,6 +256,33 @@ fn nothing_is_read_through_a_file_of_the_devices_either() {
 }
 
 #[test]
+fn a_guest_whose_memory_is_cut_short_is_left_alone_and_the_device_lives() {
+    within(60, || {
+        let mut guest = Guest::new();
+        assert_eq!(guest.ask(77, 0, [0; 3], b"").0, UNKNOWN);
+        let parts = [
+            Part { at: DATA, length: 32, write: false },
+            Part { at: MEMORY - PAGE, length: 16, write: true },
+        ];
+        let head = guest.driver.submit(&parts, None);
+        guest.driver.resize(MEMORY - PAGE);
+        guest.driver.kick();
+        thread::sleep(Duration::from_millis(300));
+        assert_eq!(guest.driver.used_index(), 1);
+        // As soon as it is whole again, it is served.
+        guest.driver.resize(MEMORY);
+        guest.driver.kick();
+        assert_eq!(guest.driver.take(), (u32::from(head), 16));
+        guest.driver.submit(&parts, None);
+        guest.driver.resize(0);
+        guest.driver.kick();
+        thread::sleep(Duration::from_millis(300));
+        assert_eq!(guest.rig.ask("GET", "/tensors", &Value::Null).as_array().unwrap().len(), 1);
+        assert!(guest.rig.base().load(0, PAGE as usize) == guest.rig.bytes[..PAGE as usize]);
+    });
+}
+
+#[test]
 fn a_guest_that_was_reset_gets_nothing_of_what_it_asked_before() {
     within(60, || {
         let Guest { rig, mut driver, .. } = Guest::new();

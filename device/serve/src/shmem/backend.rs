@@ -17,7 +17,7 @@ use lamina_abi::shmem::{
     ASK, BASE, CONFIG_BYTES, FAILED, FLUSH, FULL, MAGIC, MALFORMED, MAP, MORE, OK, OVERLAP, RANGE, REGION,
     RESET, UNKNOWN, UNMAP, VERSION, VIEWS,
 };
-use rustix::fs::{AtFlags, StatxFlags, makedev, statx};
+use rustix::fs::{AtFlags, FileType, StatxFlags, makedev, statx};
 use serde_json::{Value, json};
 use vhost::vhost_user::message::{
     VhostUserMMap, VhostUserMMapFlags, VhostUserProtocolFeatures, VhostUserShMemConfig,
@@ -25,7 +25,9 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{Backend as Channel, VhostUserFrontendReqHandler};
 use vhost_user_backend::{VhostUserBackend, VringState, VringT};
 use virtio_queue::{QueueOwnedT, QueueT};
-use vm_memory::{GuestAddressSpace, GuestMemoryAtomic, GuestMemoryBackend, GuestMemoryRegion};
+use vm_memory::{
+    FileOffset, GuestAddressSpace, GuestMemoryAtomic, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap,
+};
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::event::{EventConsumer, EventNotifier};
 
@@ -43,6 +45,15 @@ const TABLE: usize = 8;
 const RING_F_INDIRECT_DESC: u64 = 1 << 28;
 const VHOST_USER_F_PROTOCOL_FEATURES: u64 = 1 << 30;
 const F_VERSION_1: u64 = 1 << 32;
+
+/// Why a ring is left alone.
+#[derive(Debug, thiserror::Error)]
+enum Left {
+    #[error(transparent)]
+    Ring(#[from] virtio_queue::Error),
+    #[error("a file of the guest's memory is shorter than what was said of it")]
+    Short,
+}
 
 /// A chain of descriptors in the guest's memory.
 type Chain = virtio_queue::DescriptorChain<Arc<Memory>>;
@@ -98,11 +109,11 @@ impl Backend {
     }
 
     /// Does everything that is in the ring.
-    fn drain(&self, ring: &Ring) -> Result<(), virtio_queue::Error> {
+    fn drain(&self, ring: &Ring) -> Result<(), Left> {
         while self.set_kicks(ring, false)? {
             while let Some((chain, stops)) = self.next(ring)? {
                 let head = chain.head_index();
-                let memory = Arc::clone(&lock(&self.memory));
+                let memory = self.memory()?;
                 let mut state = lock(&self.state);
                 let answered = match parse(&memory, chain) {
                     // A panic is logged by its hook; the guest gets an error like any other.
@@ -129,6 +140,7 @@ impl Backend {
                         // something else by now, and the head another request's.
                         return Ok(());
                     }
+                    check_length(&memory)?;
                     let written = answered.map_or(0, |(to_guest, answer)| reply(to_guest, &answer));
                     ring.get_queue_mut().add_used(&*memory, head, written)?;
                     ring.get_queue_mut().needs_notification(&*memory)?
@@ -144,29 +156,37 @@ impl Backend {
         Ok(())
     }
 
+    /// The guest's memory, as long as it is all there.
+    fn memory(&self) -> Result<Arc<Memory>, Left> {
+        let memory = Arc::clone(&lock(&self.memory));
+        check_length(&memory)?;
+        Ok(memory)
+    }
+
     /// Whether requests are taken from a ring, and anything is written to it.
     fn is_on(&self, state: &VringState<GuestMemoryAtomic<Memory>>) -> bool {
         !self.stopping.load(Ordering::SeqCst) && state.get_queue().ready() && state.is_enabled()
     }
 
     /// Asks the guest for kicks or for none: whether the ring is to be looked at once more.
-    fn set_kicks(&self, ring: &Ring, wanted: bool) -> Result<bool, virtio_queue::Error> {
-        let memory = Arc::clone(&lock(&self.memory));
+    fn set_kicks(&self, ring: &Ring, wanted: bool) -> Result<bool, Left> {
+        let memory = self.memory()?;
         let mut state = ring.get_mut();
         if !self.is_on(&state) {
             return Ok(false);
         }
         let queue = state.get_queue_mut();
         if wanted {
-            queue.enable_notification(&*memory)
+            Ok(queue.enable_notification(&*memory)?)
         } else {
-            queue.disable_notification(&*memory).map(|()| true)
+            queue.disable_notification(&*memory)?;
+            Ok(true)
         }
     }
 
     /// The next chain, and how often the ring was taken away before.
-    fn next(&self, ring: &Ring) -> Result<Option<(Chain, u64)>, virtio_queue::Error> {
-        let memory = Arc::clone(&lock(&self.memory));
+    fn next(&self, ring: &Ring) -> Result<Option<(Chain, u64)>, Left> {
+        let memory = self.memory()?;
         let mut state = ring.get_mut();
         if !self.is_on(&state) {
             return Ok(None);
@@ -264,6 +284,23 @@ impl Backend {
             mounts.contains(&number) || self.shown.identities.contains(&(number, found.stx_ino))
         })
     }
+}
+
+/// Checks that no region's file was cut since it was mapped: to touch what is missing is a SIGBUS,
+/// which ends the process that holds the device. One that is cut between this and the touch still
+/// does; only a monitor of this user can, and none whose memory is sealed (QEMU's memfd is).
+fn check_length(memory: &Memory) -> Result<(), Left> {
+    let is_whole = |file: &FileOffset, bytes: u64| {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        statx(file.file(), "", flags, StatxFlags::TYPE | StatxFlags::SIZE).is_ok_and(|found| {
+            // What is no regular file says nothing of its length.
+            FileType::from_raw_mode(found.stx_mode.into()) != FileType::RegularFile
+                || file.start().checked_add(bytes).is_some_and(|end| end <= found.stx_size)
+        })
+    };
+    let all =
+        |region: &GuestRegionMmap<()>| region.file_offset().is_some_and(|file| is_whole(file, region.len()));
+    if memory.iter().all(all) { Ok(()) } else { Err(Left::Short) }
 }
 
 /// Everything but where the bytes come from.
