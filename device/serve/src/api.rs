@@ -279,7 +279,7 @@ impl From<ControlError> for Refusal {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
             ControlError::Files(why) => status_of_files(why),
-            ControlError::NoHost { .. } => StatusCode::NOT_FOUND,
+            ControlError::NoHost { .. } | ControlError::ViewGone { .. } => StatusCode::NOT_FOUND,
             ControlError::Revoked { .. } => StatusCode::FORBIDDEN,
             ControlError::NoModels | ControlError::LogOfFiles { .. } => StatusCode::CONFLICT,
         };

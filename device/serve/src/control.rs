@@ -85,6 +85,16 @@ pub enum ControlError {
         "this device shows no models: it has no mount (yet), or it is divided among guests or shared by hosts; `lamina mount`, or `lamina serve --mount DIR` without --guest and --host, shows some"
     )]
     NoModels,
+    /// A disk of one view shows a view that is not there any more.
+    #[error(
+        "the view {tensor},{view} that this disk shows is gone: it or its tensor was removed, or the tensor resized; serve it anew to show what there is now"
+    )]
+    ViewGone {
+        /// The tensor.
+        tensor: String,
+        /// The view's spelling.
+        view: String,
+    },
     /// To clear this poison would lose names.
     #[error(
         "the damage at these addresses is in the log of files/, {length} bytes at {dpa:#x}: with zeros there every name after it would be lost. A snapshot from before has the names; `lamina discard {dpa} {length}` begins files/ anew, with nothing in it, when the device is started next"

@@ -289,6 +289,7 @@ fn schemas() -> Value {
                 object(&[("view", object(&[("tensor", string()), ("view", string())]))]),
             ] })),
             ("guest?", string()),
+            ("gone?", json!({ "type": "boolean" })),
             ("bytes", count()),
             ("read_only", json!({ "type": "boolean" })),
             ("connected", json!({ "type": "boolean" })),

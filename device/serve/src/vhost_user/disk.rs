@@ -8,8 +8,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::ServeError;
 use crate::control::{Control, ControlError};
 use crate::disks::{DiskInfo, Partition, ServedDisk, Shows};
-use lamina_device::device::DeviceError;
-use lamina_device::tensor::TensorError;
 use lamina_device::window::ViewInfo;
 
 use super::config::{SECTOR, SERIAL_BYTES};
@@ -49,6 +47,7 @@ impl ServedDisk for Disk {
                 Shown::View(view) => Shows::View { tensor: view.tensor.clone(), view: view.view.clone() },
             },
             guest: self.control.place().map(|place| place.name().to_owned()),
+            gone: matches!(&self.shows, Shown::View(view) if !self.control.has_view(view)),
             bytes: self.bytes,
             read_only: self.read_only(),
             connected: self.connected.load(Ordering::Relaxed),
@@ -202,7 +201,7 @@ impl Disk {
         if self.control.has_view(view) {
             return Ok(());
         }
-        Err(DeviceError::Tensor(TensorError::Unknown { name: view.tensor.clone() }).into())
+        Err(ControlError::ViewGone { tensor: view.tensor.clone(), view: view.view.clone() })
     }
 }
 
@@ -271,6 +270,19 @@ mod tests {
         };
         assert!(disk.read_view_by(view, 0, &mut out, replaced).is_err());
         assert_eq!(out, [0; BYTES]);
-        assert!(disk.read_view(view, 0, &mut out).is_err());
+        let why = disk.read_view(view, 0, &mut out).unwrap_err();
+        assert!(matches!(why, ControlError::ViewGone { .. }), "{why}");
+        assert!(disk.info().gone);
+    }
+
+    #[test]
+    fn a_view_of_a_tensor_that_was_resized_is_said_to_be_gone() {
+        let disk = disk(1, 2);
+        let Shown::View(view) = &disk.shows else { panic!("it shows a view") };
+        assert!(!disk.info().gone);
+        disk.control.resize_tensor("a", 2 * BYTES as u64).unwrap();
+        let why = disk.read_view(view, 0, &mut [0; BYTES]).unwrap_err().to_string();
+        assert!(why.contains("a,full") && why.contains("serve it anew"), "{why}");
+        assert!(disk.info().gone);
     }
 }
