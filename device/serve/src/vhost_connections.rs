@@ -32,8 +32,8 @@ pub(crate) type Ring = VringMutex<GuestMemoryAtomic<Memory>>;
 
 /// What wakes the threads of a connection's queues when it ends. A backend keeps it to its own end.
 ///
-/// `vhost-user-backend` 0.24 takes a consumer's descriptor for a number and never closes it: that is
-/// done here. Each of its threads holds the backend until it has waited for the last time, so
+/// `vhost-user-backend` 0.24 takes a consumer's descriptor for a number and never closes it: that
+/// is done here. Each of its threads holds the backend until it has waited for the last time, so
 /// nobody waits on a number that is another file's by then.
 #[derive(Default)]
 pub(super) struct ExitEvents(Mutex<Vec<OwnedFd>>);

@@ -200,8 +200,8 @@ impl Driver {
         self.frontend.get_vring_base(0).unwrap()
     }
 
-    /// Stops the ring, overwrites the guest's memory with `byte`, and starts a ring anew there, as a
-    /// guest does that was reset.
+    /// Stops the ring, overwrites the guest's memory with `byte`, and starts a ring anew there, as
+    /// a guest does that was reset.
     pub(crate) fn restart(&mut self, byte: u8) {
         self.stop();
         let whole = vec![byte; usize::try_from(MEMORY - DATA).unwrap()];
@@ -217,8 +217,8 @@ impl Driver {
         self.memory.load::<u16>(GuestAddress(USED), Ordering::Acquire).unwrap() == 1
     }
 
-    /// Gives the file of the guest's memory this length. What is behind may not be touched any more,
-    /// here neither.
+    /// Gives the file of the guest's memory this length. What is behind may not be touched any
+    /// more, here neither.
     pub(crate) fn resize(&self, bytes: u64) {
         self.file.set_len(bytes).unwrap();
     }

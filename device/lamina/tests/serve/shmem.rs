@@ -278,7 +278,7 @@ fn a_guest_whose_memory_is_cut_short_is_left_alone_and_the_device_lives() {
         guest.driver.kick();
         thread::sleep(Duration::from_millis(300));
         assert_eq!(guest.rig.ask("GET", "/tensors", &Value::Null).as_array().unwrap().len(), 1);
-        assert!(guest.rig.base().load(0, PAGE as usize) == guest.rig.bytes[..PAGE as usize]);
+        assert!(guest.rig.base().load(0, 4096) == guest.rig.bytes[..4096]);
     });
 }
 
