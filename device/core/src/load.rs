@@ -33,7 +33,7 @@ use serde::Serialize;
 use wildmatch::WildMatch;
 
 pub use self::decide::{Decision, Held, carry_out, decide, drop_unfinished};
-pub(crate) use self::decide::{drop_tensor, drop_tensor_by, is_no_base};
+pub(crate) use self::decide::{drop_tensor, drop_tensor_by, is_no_base, same_source};
 pub use self::open::open;
 pub(crate) use self::pieces::source_of;
 use self::pieces::{Contents, stamp_of, store_each};

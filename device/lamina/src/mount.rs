@@ -104,10 +104,13 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
     };
     let loaded = load_all(&run_dir, &words, &bases, &shown.views, &maps).await;
     if let Err(why) = loaded {
-        // Nothing half done is left behind, but an image: somebody may have written to files/ by
-        // now.
-        if let Err(also) = holder::stop(&run_dir) {
-            tracing::warn!("the device does not end: {}", out::reason(&also));
+        // Nothing half done is left behind. A new image stays if somebody wrote to files/ by now.
+        let made = image.as_deref().filter(|_| new);
+        let unwanted = if has_files(&run_dir).await { None } else { made };
+        let stopped = holder::stop(&run_dir);
+        let removed = stopped.and_then(|()| Ok(unwanted.map_or(Ok(()), fs::remove_file)?));
+        if let Err(also) = removed {
+            tracing::warn!("not everything of the device is gone: {}", out::reason(&also));
         }
         return Err(why);
     }
@@ -179,6 +182,13 @@ fn start(
     bail!("the device did not start ({status}){}{last}", if last.is_empty() { "" } else { ":\n" });
 }
 
+/// Whether there is anything in files/, or nobody can say.
+async fn has_files(run_dir: &Path) -> bool {
+    let models = ask(&ApiAt::in_dir(run_dir), Method::GET, "/models", None).await;
+    // The folder itself counts as one.
+    models.map_or(true, |models| models["files"]["inodes"].as_u64().unwrap_or(0) > 1)
+}
+
 async fn load_all(
     run_dir: &Path,
     models: &[PathBuf],
@@ -191,13 +201,13 @@ async fn load_all(
     let held: Vec<_> = rows(&held["models"])?.iter().filter_map(|model| model["name"].as_str()).collect();
     for model in models {
         let name = name_of(model);
-        // An image keeps its models.
-        if held.contains(&name.as_str()) {
-            tracing::info!("the image holds {name} already; it is not loaded again");
-            continue;
-        }
         let base = bases.iter().find(|(model, _)| *model == name).map(|(_, base)| base.as_str());
-        let loaded = load_one(&api, model, &name, base, views, maps).await?;
+        // An image keeps its models, and shows no other in their place.
+        let is_kept = held.contains(&name.as_str());
+        let loaded = load_one(&api, Wanted { model, name: &name, base, is_kept }, views, maps).await?;
+        if is_kept {
+            tracing::info!("the image holds {name} already; it is not loaded again");
+        }
         for line in remarks(&loaded) {
             tracing::warn!("{line}");
         }
@@ -205,17 +215,28 @@ async fn load_all(
     Ok(())
 }
 
+/// A model that a device is to load.
+struct Wanted<'m> {
+    model: &'m Path,
+    name: &'m str,
+    base: Option<&'m str>,
+    /// Whether the device holds one of the name, which this is to be.
+    is_kept: bool,
+}
+
 /// Has a device load a model, and shows how far that is.
 async fn load_one(
     api: &ApiAt,
-    model: &Path,
-    name: &str,
-    base: Option<&str>,
+    wanted: Wanted<'_>,
     views: &[String],
     maps: &BTreeMap<String, PrecisionMap>,
 ) -> Result<Value> {
+    let Wanted { model, name, base, is_kept } = wanted;
     let path = std::path::absolute(model)?;
     let mut requested = json!({ "path": path, "name": name, "views": views, "maps": maps });
+    if is_kept {
+        requested["is_kept"] = true.into();
+    }
     if let Some(base) = base {
         requested["base"] = base.into();
     }
@@ -310,8 +331,8 @@ pub(crate) async fn load(args: LoadModel) -> Result<()> {
     let found = find::one(&args.to).await?;
     let name = args.name.unwrap_or_else(|| name_of(&args.model));
     let maps = read_maps(&args.shown)?;
-    let base = args.base.as_deref();
-    let loaded = load_one(&found.api, &args.model, &name, base, &args.shown.views, &maps).await?;
+    let wanted = Wanted { model: &args.model, name: &name, base: args.base.as_deref(), is_kept: false };
+    let loaded = load_one(&found.api, wanted, &args.shown.views, &maps).await?;
     if args.to.json {
         return print_json(&loaded);
     }

@@ -332,7 +332,9 @@ fn status_of(why: &DeviceError) -> StatusCode {
 fn status_of_files(why: &FilesError) -> StatusCode {
     match why {
         FilesError::Unknown { .. } => StatusCode::NOT_FOUND,
-        FilesError::Exists { .. } => StatusCode::CONFLICT,
+        FilesError::Exists { .. } | FilesError::Kept { .. } | FilesError::IsBase { .. } => {
+            StatusCode::CONFLICT
+        }
         FilesError::Device(why) => status_of(why),
         FilesError::Load(why) => match &**why {
             LoadError::Device { source, .. } => status_of(source),
@@ -681,15 +683,23 @@ struct ModelRequest {
     /// A model on the device whose tensors these are stored as differences to.
     #[serde(default)]
     base: Option<String>,
+    /// Whether it is there already, and is only to be compared with that.
+    #[serde(default)]
+    is_kept: bool,
 }
 
 async fn load_model(
     State(control): State<Control>,
     Requested(model): Requested<ModelRequest>,
 ) -> Result<impl IntoResponse, Refusal> {
-    let ModelRequest { path, name, views, maps, base } = model;
+    let ModelRequest { path, name, views, maps, base, is_kept } = model;
     let name = name.unwrap_or_else(|| name_of(&path));
-    let loaded = blocking(move || control.load_model(&path, &name, &Loading { views, maps, base })).await?;
+    let loading = Loading { views, maps, base };
+    if is_kept {
+        let kept = blocking(move || control.keep_model(&path, &name, &loading)).await?;
+        return Ok((StatusCode::OK, Json(kept)));
+    }
+    let loaded = blocking(move || control.load_model(&path, &name, &loading)).await?;
     Ok((StatusCode::CREATED, Json(loaded)))
 }
 

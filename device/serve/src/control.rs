@@ -8,8 +8,9 @@
 //! A control is of the whole device, in the device's offsets and names, or of one export, in those
 //! of its partition: then it neither reaches nor names anything else.
 
+use std::collections::BTreeSet;
 use std::io;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
@@ -20,7 +21,7 @@ use lamina_codec::BLOCK_BYTES;
 use lamina_device::device::events::Event;
 use lamina_device::device::poison::Poisoned;
 use lamina_device::device::{Device, DeviceError, Partition};
-use lamina_device::files::{FilesError, Loading};
+use lamina_device::files::{self, FilesError, Loading, ModelPlan};
 use lamina_device::stats::StatsReport;
 use lamina_device::tensor::{TensorInfo, TensorSpec};
 use lamina_device::window::ViewInfo;
@@ -36,10 +37,16 @@ use super::disks::{DiskInfo, ServedDisk};
 use super::export::{Export, ExportReport, Place};
 use super::files::FilesReport;
 use super::host_cache::HostReport;
-use super::models::{ModelReport, Models, ModelsReport};
+use super::models::{Folder, MODELS, ModelReport, Models, ModelsReport};
 use super::pools::{Pools, PoolsReport};
 use super::ranges::{inside, place, whole_blocks, within};
 use super::settled_files::{SETTLE, settle_files};
+
+/// Lists a folder and all in it, as who looks at the mount does.
+fn list(models: &Models, folder: u64) {
+    let children = models.children(folder).unwrap_or_default();
+    children.iter().filter(|child| child.is_folder).for_each(|child| list(models, child.inode));
+}
 
 /// A device and, as soon as it is mounted, the exports that show it.
 #[derive(Clone)]
@@ -251,7 +258,21 @@ impl Control {
     /// [`ControlError::NoModels`] where there is none.
     pub fn folders(&self) -> Result<FoldersReport, ControlError> {
         let files = self.files.get().map(|(files, _)| FilesReport::of(files));
-        Ok(FoldersReport { models: self.models()?.report(), files, no_files: self.no_files.get().cloned() })
+        let models = self.models()?;
+        let mut report = models.report();
+        let lacks = |folder: &Arc<Folder>| {
+            let manifest = &folder.model.manifest;
+            let told = report.models.iter().filter(|told| told.name == manifest.name);
+            let told = told.flat_map(|told| &told.files).flat_map(|file| &file.views);
+            let told: BTreeSet<_> = told.map(|view| view.view.as_str()).collect();
+            manifest.precisions().iter().any(|precision| !told.contains(precision.to_string().as_str()))
+        };
+        // What folders show from the beginning is told of, also if nobody has listed them.
+        if models.folders().iter().any(lacks) {
+            list(models, MODELS);
+            report = models.report();
+        }
+        Ok(FoldersReport { models: report, files, no_files: self.no_files.get().cloned() })
     }
 
     /// The models, where there is a folder of them.
@@ -289,6 +310,27 @@ impl Control {
         let report = report?;
         changed?;
         Ok(report)
+    }
+
+    /// The model `name` that the device holds already, if what is at `path` is that, to be shown as
+    /// it is.
+    ///
+    /// # Errors
+    ///
+    /// That there is none, or what is another.
+    pub fn keep_model(
+        &self,
+        path: &Path,
+        name: &str,
+        loading: &Loading,
+    ) -> Result<ModelReport, ControlError> {
+        let models = self.models()?;
+        let unknown = || FilesError::Unknown { name: name.to_owned() };
+        let folder = models.folder(name).ok_or_else(unknown)?;
+        let plan = ModelPlan::open(path, name)?;
+        files::check_kept(&self.device, &folder.model, &plan, loading, |_| ControlFlow::Continue(()))?;
+        let kept = models.report().models.into_iter().find(|model| model.name == name);
+        Ok(kept.ok_or_else(unknown)?)
     }
 
     /// Removes a model and what it holds.

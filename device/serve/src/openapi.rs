@@ -90,7 +90,7 @@ fn paths() -> Value {
         "/discard": { "post": changing("discard", "Drops a range of the base window, which reads as zero then", Some(of("Range")), vec![done()]) },
         "/models": {
             "get": operation("models", "The models that are shown as files", vec![answer("200", &of("Models"))]),
-            "post": changing("loadModel", "Loads a model from a path of the host", Some(of("ModelRequest")), vec![answer("201", &of("Model"))]),
+            "post": changing("loadModel", "Loads a model from a path of the host, or compares it with the one of its name (`is_kept`)", Some(of("ModelRequest")), vec![answer("200", &of("Model")), answer("201", &of("Model"))]),
         },
         "/models/{name}": {
             "parameters": [name("The model's name")],
@@ -339,6 +339,7 @@ fn schemas() -> Value {
             ("name?", or_null(&string())),
             ("views?", json!({ "type": "array", "items": string() })),
             ("base?", or_null(&string())),
+            ("is_kept?", json!({ "type": "boolean" })),
             ("maps?", json!({ "type": "object", "additionalProperties":
                 object(&[("tensor?", json!({ "type": "array", "items": rules }))]) })),
         ]),

@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::common::{Place, bundled, floats, noise, reference, safetensors, tensor};
+use crate::common::{Place, bundled, floats, gguf, noise, reference, safetensors, tensor};
 
 #[test]
 fn models_are_loaded_listed_and_removed_and_umount_leaves_nothing() {
@@ -122,6 +122,72 @@ fn an_image_keeps_the_models_it_was_given() {
         &place.write("w.safetensors", &safetensors(&[("w", "U8", vec![9], noise(1, 9))])),
     ]);
     assert_eq!(fs::read_dir(place.path("m/models")).unwrap().count(), 1);
+}
+
+#[test]
+fn what_is_mounted_on_an_image_again_is_what_it_holds_or_is_refused() {
+    let place = Place::new();
+    let (image, m) = (place.text("image"), place.text("m"));
+    let file = |seed, count| safetensors(&[("w", "BF16", vec![count as u64], noise(seed, 2 * count))]);
+    let first = file(1, 4096);
+    let a = place.write("a/w.safetensors", &first);
+    let again = |model: &str| {
+        place.mount(&["--image", &image, model]);
+        assert!(place.read("w/w.safetensors") == first, "{model}");
+        place.said(&["umount", &m]);
+    };
+    let refused = |model: &str, more: &[&str]| {
+        let why = place.refused(&[&["mount", "--image", &image, model, &m][..], more].concat());
+        assert!(why.contains("the image holds a model \"w\" already"), "{why}");
+        assert!(!place.path("m/models").exists() && place.path("image").exists(), "{why}");
+        why
+    };
+    again(&a);
+    again(&a);
+    again(&place.write("copy/w.safetensors", &first));
+    for (name, other) in [("same/w.safetensors", file(2, 4096)), ("long/w.safetensors", file(1, 8192))] {
+        let other = place.write(name, &other);
+        let why = refused(&other, &[]);
+        assert!(why.contains(&other) && why.contains(&place.text("copy/w.safetensors")), "{why}");
+    }
+    let gguf = place.write("w.gguf", &gguf(&[("w", 0, vec![8], noise(1, 32))]));
+    assert!(refused(&gguf, &[]).contains("w.gguf is not of it"));
+    let map = place.write("m.toml", b"[[tensor]]\nname = \"w\"\nview = \"e8m3\"\n");
+    assert!(refused(&a, &["--map", &format!("small={map}")]).contains("this map small"));
+    assert!(refused(&a, &["--views", "full,e8m3"]).contains("e8m3 is not among the views"));
+    assert!(refused(&a, &["--base", "w=x"]).contains("the difference to x"));
+    again(&a);
+
+    // What it was loaded with may be said again, of each file of a directory too.
+    place.write("dir/w.safetensors", &first);
+    place.write("dir/config.json", b"{}");
+    place.write("dir/empty.txt", b"");
+    let (dir, map) = (place.text("dir"), format!("small={map}"));
+    let as_loaded = ["--image", &image, "--views", "full,e8m3", "--map", &map, &dir];
+    for _ in 0..2 {
+        place.mount(&as_loaded);
+        assert!(place.read("dir/w.safetensors") == first && place.read("dir/config.json") == b"{}");
+        place.said(&["umount", &m]);
+    }
+    place.write("dir/config.json", b"[]");
+    let why = place.refused(&[&["mount"][..], &as_loaded, &[&m]].concat());
+    assert!(why.contains("config.json is not") && why.contains("as that was loaded"), "{why}");
+    fs::remove_file(place.path("dir/config.json")).unwrap();
+    let why = place.refused(&[&["mount"][..], &as_loaded, &[&m]].concat());
+    assert!(why.contains("it has config.json, which is not among the files"), "{why}");
+}
+
+#[test]
+fn what_folders_show_from_the_beginning_is_listed_before_anybody_looks() {
+    let place = Place::new();
+    let map = place.write("m.toml", b"[[tensor]]\nname = \"*\"\nview = \"e8m2\"\n");
+    let file = safetensors(&[("w", "BF16", vec![4096], noise(1, 8192))]);
+    place.write("dir/deep/w.safetensors", &file);
+    place.mount(&["--views", "e8m3", "--map", &format!("small={map}"), &place.text("dir")]);
+    let listed: Value = serde_json::from_str(&place.said(&["ls", "--json"])).unwrap();
+    let views = listed[0]["models"][0]["files"][0]["views"].as_array().unwrap();
+    let views: Vec<_> = views.iter().map(|view| view["view"].as_str().unwrap()).collect();
+    assert_eq!(views, ["full", "e8m3", "small"], "{listed}");
 }
 
 #[test]

@@ -100,7 +100,8 @@ fn a_fine_tune_is_right_at_every_precision_and_stored_in_a_part() {
 
     // The base stays, whole, and who would have to go first is named.
     let refused = place.refused(&["rm", "base"]);
-    assert!(refused.contains("is the base of tuned/"), "{refused}");
+    assert!(refused.contains("base is the base of tuned, and cannot be removed"), "{refused}");
+    assert!(refused.contains("`lamina tensor detach --model tuned`"), "{refused}");
     right();
     kill(worker_of(mounted["pid"].as_u64().unwrap()).unwrap(), Signal::SIGKILL).unwrap();
     right();
