@@ -12,7 +12,7 @@ use serde::Deserialize;
 use super::folder::{LeftOut, escaped};
 use super::manifest::{Content, Extent, FileEntry, Manifest, StrandOf};
 use super::map::PrecisionMap;
-use super::precision::spelled;
+use super::precision::{is_view, spelled};
 use super::{FilesError, expand};
 use crate::load::base_needed;
 use crate::model::checkpoint::of_kind;
@@ -262,7 +262,7 @@ impl ModelPlan {
         views.iter().try_for_each(|view| self.check_view(view))?;
         for (name, map) in maps {
             let wrong = |why: String| FilesError::Map { map: name.clone(), why };
-            if is_bad(name) || spelled(name).is_ok() {
+            if is_bad(name) || is_view(name) {
                 return Err(wrong("a map is called by a name that is no view's and has no `/`".to_owned()));
             }
             if map.rules.is_empty() {
