@@ -180,6 +180,20 @@ impl Plan {
             );
             Ok(())
         };
+        let mode = device.mode.unwrap_or(is.mode);
+        ensure!(mode == is.mode, "--mode {mode}: it is {}; an image keeps its mode", is.mode);
+        let codec = device.codec.unwrap_or(is.codec);
+        ensure!(codec == is.codec, "--codec {codec}: it has {}; an image keeps its codec", is.codec);
+        // As it is made of what is asked for.
+        let least = is.partitions.len().max(1) as u64;
+        let windows = device.open_windows.map_or(is.open_windows, |windows| (windows as u64).max(least));
+        ensure!(
+            windows == is.open_windows,
+            "--open-windows {windows}: it has {}; an image keeps their number",
+            is.open_windows
+        );
+        let store = device.store_capacity.map(|bytes| bytes.min(is.version.max_store_bytes()));
+        same("--store-capacity", store, Some(is.store_bytes))?;
         same("--capacity", device.capacity, Some(is.base_bytes))?;
         if is.partitions.is_empty() && self.partitions.iter().all(|partition| partition.name.is_none()) {
             return same("--views-capacity", device.views_capacity, Some(is.views_bytes));
@@ -464,10 +478,18 @@ mod tests {
             ),
             (&["--views-capacity", "1G"], "views window of shared"),
             (&["--capacity", "1G"], "--capacity"),
+            (&["--mode", "gcomp"], "--mode gcomp: it is trace"),
+            (&["--codec", "zstd"], "--codec zstd: it has tree"),
+            (&["--open-windows", "7"], "--open-windows 7: it has 64"),
+            (&["--store-capacity", "1G"], "--store-capacity: it has"),
         ] {
             let why = plan_on(&is, words).err().map(|why| format!("{why:#}")).unwrap_or_default();
             assert!(why.contains(says) && why.contains("the image i"), "{words:?}: {why}");
         }
+        // What it was made of may be said again, though it was made of more.
+        let few = Superblock { open_windows: 3, store_bytes: 1 << 30, ..is.clone() };
+        let words = ["--mode", "trace", "--codec", "tree", "--open-windows", "1", "--store-capacity", "1G"];
+        plan_on(&few, &words).unwrap();
         let whole = config(&plan(&["--capacity", "512M"]).unwrap()).superblock();
         assert!(plan_on(&whole, &["--capacity", "512M"]).is_ok());
         assert!(plan_on(&whole, &["--capacity", "256M"]).is_err());
