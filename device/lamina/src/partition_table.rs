@@ -17,6 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use lamina_abi::Interleave;
 use lamina_device::device::{Device, DeviceConfig, MAX_PARTITIONS, Partition, PartitionConfig};
 use lamina_device::load::{self, LoadOptions};
+use lamina_qemu::topology::ivshmem;
 use lamina_serve::{ExportOptions, Place};
 use lamina_store::image::Superblock;
 
@@ -148,6 +149,13 @@ impl Plan {
         let mut names = BTreeSet::new();
         if let Some((place, ..)) = plan.exports.iter().find(|(place, ..)| !names.insert(place.name())) {
             bail!("{} names two guests or hosts; each has a name of its own", place.name());
+        }
+        if powers_of_two && !divided {
+            let (base, views) = image.map_or((device.capacity, device.views_capacity), |(is, _)| {
+                (Some(is.base_bytes), Some(is.views_bytes))
+            });
+            base.map_or(Ok(()), |bytes| ivshmem::check_bytes("base", bytes))?;
+            views.map_or(Ok(()), |bytes| ivshmem::check_bytes("views", bytes))?;
         }
         if let Some((is, path)) = image {
             plan.fits(device, is)
@@ -450,7 +458,7 @@ mod tests {
         assert!(refused(&["--host", "x", "--host", "x"]).contains("x names two"));
         assert!(refused(&["--guest", "x=1M", "--shared", "1M", "--host", "x"]).contains("x names two"));
         assert!(refused(&["--host", "../x"]).contains("cannot name a host"));
-        for words in [["--hosts", "0"], ["--hosts", "17"], ["--shared", "1M"]] {
+        for words in [["--hosts", "0"], ["--hosts", "17"], ["--shared", "1M"], ["--host-cache", "1M"]] {
             assert!(plan_fails(&words), "{words:?}");
         }
     }
