@@ -228,12 +228,15 @@ impl Plan {
     /// what they take.
     pub(crate) fn config(&self, options: &LoadOptions) -> Result<DeviceConfig> {
         let mut partitions = Vec::new();
+        let one_view = LoadOptions { views: vec!["full".to_owned()], ..options.clone() };
         for partition in &self.partitions {
             let (mut base_needed, mut views_needed) = (0_u64, lamina_abi::DIRECTORY_BYTES);
             for load in self.loads.iter().filter(|load| load.partition == partition.name) {
                 let model = load::open(&load.path, options, None)?;
                 base_needed = base_needed.saturating_add(load::base_needed(&model));
                 views_needed = views_needed.saturating_add(load::views_needed(&model, options));
+                // A view of each tensor has room that is made later.
+                views_needed = views_needed.saturating_add(load::views_needed(&model, &one_view));
             }
             let fitting = |bytes, devices| fitting(bytes, devices, self.powers_of_two);
             let base_bytes = partition.base_bytes.unwrap_or(fitting(base_needed, self.ways));
@@ -503,6 +506,46 @@ mod tests {
         assert!(plan_on(&whole, &["--capacity", "256M"]).is_err());
         assert!(plan_on(&whole, &["--guest", "a=512M"]).is_err());
         assert!(refused(&["--guest", "shared=1M"]).contains("--shared"));
+    }
+
+    #[test]
+    fn windows_of_a_pci_device_are_powers_of_two() {
+        let on = |image: Option<&Superblock>, words: &[&str]| {
+            let mut serve = serve(words).unwrap();
+            serve.device.powers_of_two = true;
+            let image = image.map(|is| (is, Path::new("i")));
+            Plan::new(&serve.partition_table, &serve.device, image).map(|plan| config(&plan))
+        };
+        let made = on(None, &["--capacity", "512M", "--views-capacity", "1G"]).unwrap();
+        on(Some(&made.superblock()), &[]).unwrap();
+        for words in [["--capacity", "300M"], ["--views-capacity", "768M"], ["--capacity", "512K"]] {
+            let why = on(None, &words).unwrap_err().to_string();
+            assert!(why.contains("needs a power of two from 1048576"), "{words:?}: {why}");
+        }
+        let odd = config(&plan(&["--capacity", "768M"]).unwrap()).superblock();
+        assert!(on(Some(&odd), &[]).unwrap_err().to_string().contains("805306368 bytes"));
+    }
+
+    #[test]
+    fn one_more_view_of_each_tensor_has_room_unless_a_size_is_given() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("m.safetensors");
+        let tensor = |n: usize| {
+            format!(r#""t{n}":{{"dtype":"BF16","shape":[16],"data_offsets":[{},{}]}}"#, 32 * n, 32 * n + 32)
+        };
+        let header = format!("{{{}}}", (0..127).map(tensor).collect::<Vec<_>>().join(","));
+        let head = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+        std::fs::write(&file, [head, vec![1; 127 * 32]].concat()).unwrap();
+        let words = ["--model", file.to_str().unwrap(), "--views", "full,e8m3"];
+        let options = serve(&words).unwrap().device.load_options();
+        let device = Device::new(plan(&words).unwrap().config(&options).unwrap()).unwrap();
+        let model = load::open(&file, &options, None).unwrap();
+        let go_on = |_: load::Progress<'_>| std::ops::ControlFlow::Continue(());
+        let loaded = load::load_model(&device, &model, &options, go_on).unwrap();
+        assert_eq!(loaded.views.len(), 254);
+        for tensor in loaded.tensors {
+            device.create_view(&tensor.name, "e8m2").unwrap();
+        }
     }
 
     fn plan_fails(words: &[&str]) -> bool {

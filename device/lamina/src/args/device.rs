@@ -21,7 +21,8 @@ pub(crate) struct DeviceArgs {
     /// Bytes of the base window [default: what the checkpoints take, at least 256M].
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
     pub(crate) capacity: Option<u64>,
-    /// Bytes of the views window [default: the capacity, or more if the views take more].
+    /// Bytes of the views window [default: the capacity, or more if the views, and one more of each
+    /// tensor, take more].
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
     pub(crate) views_capacity: Option<u64>,
     /// The device: trace (bit-planes), gcomp (compressed words) or plain (words) [default: trace,
