@@ -403,7 +403,7 @@ fn is_json(headers: &HeaderMap) -> Result<(), Refusal> {
         Ok(())
     } else {
         let error =
-            format!("a request that changes something needs Content-Type: application/json, not {kind:?}");
+            format!("this request needs Content-Type: application/json, not {kind:?}: no page may make it");
         Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error))
     }
 }

@@ -45,7 +45,7 @@ fn paths() -> Value {
         "/disks": { "get": operation("disks", "The disks that are served", vec![answer("200", &list("Disk"))]) },
         "/planner": { "get": operation("planner", "A page with sliders: what a server with such devices would do", vec![text("200", "text/html")]) },
         "/trace": {
-            "get": operation("record", "Records what requests move, until that is stopped or the peer goes: a trace, as it comes", vec![text("200", "application/octet-stream")]),
+            "get": changing("record", "Records what requests move, until that is stopped or the peer goes: a trace, as it comes", None, vec![text("200", "application/octet-stream")]),
             "delete": changing("stopRecording", "Ends the recording; the trace that is being sent ends with what was moved before", None, vec![done()]),
         },
         "/tensors": {
@@ -116,7 +116,7 @@ fn operation(id: &str, summary: &str, answers: Vec<(&str, Value)>) -> Value {
     json!({ "operationId": id, "summary": summary, "responses": responses })
 }
 
-/// What changes something: its body, if it has one, is JSON.
+/// What changes or records something: its body, if it has one, is JSON.
 fn changing(id: &str, summary: &str, body: Option<Value>, answers: Vec<(&str, Value)>) -> Value {
     let mut operation = operation(id, summary, answers);
     match body {
