@@ -128,7 +128,7 @@ fn an_image_keeps_the_models_it_was_given() {
 fn what_is_mounted_on_an_image_again_is_what_it_holds_or_is_refused() {
     let place = Place::new();
     let (image, m) = (place.text("image"), place.text("m"));
-    let file = |seed, count| safetensors(&[("w", "BF16", vec![count as u64], noise(seed, 2 * count))]);
+    let file = |seed, count: usize| safetensors(&[("w", "BF16", vec![count as u64], noise(seed, 2 * count))]);
     let first = file(1, 4096);
     let a = place.write("a/w.safetensors", &first);
     let again = |model: &str| {

@@ -215,7 +215,7 @@ fn a_model_is_mounted_against_another_and_detached_so_that_that_may_go() {
     let right = || assert!(place.read("tuned/tuned.safetensors") == tuned);
     right();
     let before = place.read("tuned@e8m3.safetensors");
-    assert!(place.refused(&["rm", "base"]).contains("detach or remove"));
+    assert!(place.refused(&["rm", "base"]).contains("tensor detach --model tuned"));
     let api = mounted["api"].as_str().unwrap();
     assert!(place.refused(&["tensor", "detach", "--model", "nobody", "--api", api]).contains("nobody"));
     let said = place.said(&["tensor", "detach", "--model", "tuned", "--api", api]);
