@@ -457,8 +457,8 @@ fn load_all(device: &Device, args: &DeviceArgs, plan: &Plan, stop: &AtomicBool) 
         Ok((load::open(&load.path, &options, Some(device))?, options))
     };
     let mut loads = plan.loads.iter().zip(&against).map(open).collect::<Result<Vec<_>>>()?;
-    let tensors = loads.iter().flat_map(|(model, _)| model.tensors());
-    for rule in load::unmatched(&args.requested(), tensors) {
+    let tensors: Vec<_> = loads.iter().flat_map(|(model, _)| model.tensors()).collect();
+    for rule in load::unmatched(&args.requested(), &tensors) {
         tracing::warn!("{rule}: no tensor that is to be loaded is called so");
     }
     let reported = |meter: &Meter, progress: Progress<'_>| {

@@ -221,16 +221,14 @@ pub fn may_go(device: &Device, model: &Model) -> Result<(), FilesError> {
     let Some(derived) = derived.first() else { return Err(refused.into()) };
     let name = model.manifest.name.clone();
     let has = |other: &Model| other.manifest.tensors().any(|tensor| tensor == derived);
-    Err(match whole_models(device).into_iter().find(has) {
-        Some(Model { manifest: Manifest { name: derived, .. }, .. }) => {
-            let (remedy, removes) = (format!("--model {derived}"), format!("rm {derived}"));
-            FilesError::IsBase { name, derived, remedy, removes }
-        }
-        None => {
-            let (remedy, removes) = (derived.clone(), format!("tensor rm {derived}"));
-            FilesError::IsBase { name, derived: format!("the tensor {derived}"), remedy, removes }
-        }
-    })
+    if let Some(Model { manifest: Manifest { name: derived, .. }, .. }) =
+        whole_models(device).into_iter().find(has)
+    {
+        let (remedy, removes) = (format!("--model {derived}"), format!("rm {derived}"));
+        return Err(FilesError::IsBase { name, derived, remedy, removes });
+    }
+    let (remedy, removes) = (derived.clone(), format!("tensor rm {derived}"));
+    Err(FilesError::IsBase { name, derived: format!("the tensor {derived}"), remedy, removes })
 }
 
 /// The models that are there whole. Nothing is removed.

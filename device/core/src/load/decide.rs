@@ -231,13 +231,11 @@ fn decide_one(
             of.and_then(|of| device.source(of)).map_or(Held::Unknown, |of| Held::Other { path: of.path });
         return Err(held(tensor, other));
     }
-    match same(model, &source, &reported)? {
-        Some(now) => Ok(Decision::Keep { source: Some((id, now)) }),
-        None => {
-            let here = source.path == file.path;
-            Err(held(tensor, Held::Changed { path: source.path, here }))
-        }
-    }
+    let Some(now) = same(model, &source, &reported)? else {
+        let here = source.path == file.path;
+        return Err(held(tensor, Held::Changed { path: source.path, here }));
+    };
+    Ok(Decision::Keep { source: Some((id, now)) })
 }
 
 /// What is to be said from now on of the `source` that a checkpoint is; nothing if it is another.

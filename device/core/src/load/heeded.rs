@@ -36,11 +36,8 @@ pub fn unheeded(device: &Device, model: &ModelFile, requested: &LoadOptions) -> 
 }
 
 /// The rules of `requested` that match none of these tensors.
-pub fn unmatched<'m>(
-    requested: &LoadOptions,
-    tensors: impl Iterator<Item = &'m ModelTensor> + Clone,
-) -> Vec<String> {
-    let has = |matches: &dyn Fn(&str) -> bool| tensors.clone().any(|tensor| matches(&tensor.name));
+pub fn unmatched(requested: &LoadOptions, tensors: &[&ModelTensor]) -> Vec<String> {
+    let has = |matches: &dyn Fn(&str) -> bool| tensors.iter().any(|tensor| matches(&tensor.name));
     let kv = requested.kv.iter().filter(|rule| !has(&|name| rule.pattern.matches(name)));
     let formats = requested.formats.iter().filter(|rule| !has(&|name| rule.pattern.matches(name)));
     let formats = formats.map(|rule| format!("--format {}={}", rule.pattern, rule.format));
@@ -76,7 +73,8 @@ mod tests {
         let other = asked(&["e8m3", "e8m2"], &["w=32,64"], &["i=int8", "w=fp16"]);
         assert_eq!(told(&other), ["--format i=int8", "--format w=fp16", "--kv for w", "--views e8m2"]);
 
-        let unmatched = |requested| unmatched(&requested, model.tensors().iter());
+        let all: Vec<_> = model.tensors().iter().collect();
+        let unmatched = |requested| unmatched(&requested, &all);
         assert!(unmatched(loaded).is_empty());
         let none = asked(&["full"], &["*.k=32", "w=32"], &["x=bf16", "i=int4"]);
         assert_eq!(unmatched(none), ["--kv for *.k", "--format x=bf16"]);
