@@ -16,8 +16,8 @@
 //!   only it knows; the device refuses it by name, and the next reply is the connection's own.
 //!   After a failure the connection is not used again.
 //! * The device's worker may die and be replaced: then the host's end of the port goes and comes
-//!   back. The request that was under way is made again, for up to [`OPEN_TIMEOUT`]. One that may
-//!   not be done twice says then that it is made again.
+//!   back. The request that was under way is made again, for up to [`OPEN_TIMEOUT`] after it went.
+//!   One that may not be done twice says then that it is made again.
 //! * `flush` is the fence of the coherence contract: stores made through the base window before it
 //!   are in every view read after it. Stores of this CPU need no flush instruction first: a virtual
 //!   machine's memory is coherent with its host. On hardware with write-back host caches over
@@ -414,8 +414,8 @@ impl Ctl {
     /// Exchanges a request for its reply, once more if the other side went meanwhile and comes
     /// back.
     fn exchange_again(&mut self, request: &Value) -> Result<Value, CtlError> {
-        let begun = Instant::now();
-        let deadline = begun + self.timeout;
+        let deadline = Instant::now() + self.timeout;
+        let mut gone_since = None;
         let mut request = request.clone();
         loop {
             let mut sent = false;
@@ -423,7 +423,9 @@ impl Ctl {
                 Err(gone @ CtlError::Closed { .. }) => gone,
                 done => return done,
             };
-            if begun.elapsed() > OPEN_TIMEOUT.min(self.timeout) {
+            // From when it went, however long the request had lasted by then.
+            let since: Instant = *gone_since.get_or_insert_with(Instant::now);
+            if since.elapsed() > OPEN_TIMEOUT || Instant::now() > deadline {
                 return Err(gone);
             }
             thread::sleep(Duration::from_millis(20));
@@ -438,7 +440,10 @@ impl Ctl {
             // A port that was opened before stays open; it is the other end that comes back.
             if self.is_socket {
                 match open(&self.path, true) {
-                    Ok(stream) => self.stream = stream,
+                    Ok(stream) => {
+                        self.stream = stream;
+                        gone_since = None;
+                    }
                     Err(why) => tracing::debug!("the device does not listen yet: {why}"),
                 }
             }

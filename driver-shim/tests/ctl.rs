@@ -157,6 +157,29 @@ fn a_request_is_made_again_when_the_devices_worker_was_replaced() {
 }
 
 #[test]
+fn a_long_request_is_made_again_too_when_the_devices_worker_dies_over_it() {
+    let (_dir, path) = socket();
+    let listener = UnixListener::bind(&path).unwrap();
+    let device = thread::spawn(move || {
+        for last in [false, true] {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map(Result::unwrap);
+            assert_eq!(lines.next().unwrap(), "");
+            let sync = lines.next().unwrap();
+            stream.write_all(refusal(&sync).as_bytes()).unwrap();
+            lines.next().unwrap();
+            if last {
+                stream.write_all(b"{\"ok\":true,\"answered\":2}\n").unwrap();
+            } else {
+                thread::sleep(ctl::OPEN_TIMEOUT + Duration::from_millis(200));
+            }
+        }
+    });
+    assert_eq!(Ctl::open(&path).unwrap().flush(Some((0, 4096))).unwrap()["answered"], 2);
+    device.join().unwrap();
+}
+
+#[test]
 fn only_a_request_that_was_sent_says_that_it_is_made_again() {
     let (_dir, path) = socket();
     let listener = UnixListener::bind(&path).unwrap();

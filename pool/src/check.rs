@@ -34,7 +34,7 @@ pub struct Report {
     pub bytes: u64,
     /// What does not hold.
     pub problems: Vec<Problem>,
-    /// Whether all of it was mended.
+    /// Whether what does not hold was mended.
     pub repaired: bool,
 }
 
@@ -79,7 +79,7 @@ impl Pool {
         self.check_heap(repair, &mut found)?;
         self.member.alive()?;
         report.problems = found.problems.into_iter().collect();
-        report.repaired = repair || report.problems.is_empty();
+        report.repaired = repair;
         Ok(report)
     }
 

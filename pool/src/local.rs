@@ -7,7 +7,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -136,13 +136,19 @@ pub fn memory(path: &Path) -> Result<Arc<Mapped>, PoolError> {
     Ok(Arc::new(Mapped::new(Map::new(&open_file(path)?, path, None)?)))
 }
 
+/// Opens what is there to look at it. What is no file is not waited for: a FIFO's other end may
+/// never come.
+fn open_to_look(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)
+}
+
 /// Whether there is anything but zeros in a file, or it is no file but a device, of which only its
 /// users know. What is not there holds nothing.
 ///
 /// # Errors
 /// The kernel's; a folder is none of these.
 pub fn holds_something(path: &Path) -> io::Result<bool> {
-    let file = match File::open(path) {
+    let file = match open_to_look(path) {
         Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(false),
         file => file?,
     };
@@ -318,7 +324,7 @@ fn tell_class(file: &File, range: Range<u64>, class: Option<&Class>) -> Result<(
 /// [`PoolError::File`]; [`PoolError::Geometry`] if that is more than a pool may have.
 pub fn length_of(path: &Path, bytes: u64) -> Result<u64, PoolError> {
     let fail = |cause| PoolError::File { path: path.to_owned(), cause };
-    let length = match File::open(path).and_then(|file| mem::length(&file)) {
+    let length = match open_to_look(path).and_then(|file| mem::length(&file)) {
         Err(why) if why.kind() == io::ErrorKind::NotFound => 0,
         length => length.map_err(fail)?,
     };

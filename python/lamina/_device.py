@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -43,6 +44,9 @@ class Tensor:
         self.dpa: int = info["dpa"]
         self.nbytes: int = info["length"]
         self.elements: int = info["elements"]
+        layout = info["layout"]
+        #: Channels of a token's row and tokens of a window of a KV cache; none for all else.
+        self.kv: tuple[int, int] | None = None if layout["kind"] == "weight" else (layout["channels"], layout["window"])
         shape = tuple(info.get("shape") or ())
         self.shape: tuple[int, ...] = shape or (self.elements,)
 
@@ -229,6 +233,8 @@ class Device(Mapping[str, Tensor]):
         spec: dict[str, Any] = {
             "name": name,
             "length": -(-elements * bits // 8),
+            # A byte of int4 may hold one more.
+            "elements": elements,
             "shape": list(shape),
             "format": name_of_format,
         }
@@ -242,11 +248,18 @@ class Device(Mapping[str, Tensor]):
         return self[name]
 
     def store(self, name: str, values: Any, *, kv: tuple[int, int] | None = None) -> Tensor:
-        """Stores an array under a name: into the tensor that has it, or into a new one."""
+        """Stores an array under a name: into the tensor that has it, or into a new one.
+
+        ``kv`` is as for :meth:`create`. A tensor that is there and is not laid out so is an error.
+        """
         values = np.asarray(values)
         tensor = self.get(name)
         if tensor is None:
             tensor = self.create(name, values.shape or (1,), values.dtype, kv=kv)
+        elif kv is not None and tensor.kv != tuple(kv):
+            raise ValueError(
+                f"{name} is there already, {_laid_out(tensor.kv)} and not {_laid_out(kv)}: store without kv=, or remove it first"
+            )
         return tensor.store(values.reshape(tensor.shape) if values.ndim == 0 else values)
 
     def remove(self, name: str) -> None:
@@ -339,18 +352,27 @@ def mount(*models: Path, on: Path | None = None, capacity: int | None = None, im
     if image is not None:
         arguments += ["--image", os.fspath(image)]
     try:
-        said = _run([*arguments, *(os.fspath(model) for model in models), where])
+        said = _run([*arguments, *(os.fspath(model) for model in models), where], undone_by=["umount", where])
     except BaseException:
         if made is not None:
-            os.rmdir(made)
+            # The first error is the one that is told.
+            with contextlib.suppress(OSError):
+                os.rmdir(made)
         raise
     try:
         device = open(where, api=json.loads(said)["api"])
-    except BaseException:
-        _unmount(where, made)
+    except BaseException as why:
+        try:
+            _unmount(where, made)
+        except OSError as also:
+            why.add_note(f"and {where} stays: {also}")
         raise
     device._mounted, device._made = where, made
     return device
+
+
+def _laid_out(kv: tuple[int, int] | None) -> str:
+    return "in the order of addresses" if kv is None else f"rows of {kv[0]} channels in windows of {kv[1]} tokens"
 
 
 def _unmount(where: str, made: str | None) -> None:
@@ -369,11 +391,25 @@ def _program() -> str:
     return program
 
 
-def _run(arguments: list[str]) -> str:
-    done = subprocess.run([_program(), *arguments], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise LaminaError(done.stderr.strip() or f"`lamina {arguments[0]}` ended with {done.returncode}")
-    return done.stdout
+def _run(arguments: list[str], undone_by: list[str] | None = None) -> str:
+    """What the program prints.
+
+    If this is interrupted the program is told to end, and is waited for. If it was done by then, ``undone_by`` is run.
+    """
+    command = [_program(), *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            said, wrong = running.communicate()
+        except BaseException:
+            running.terminate()
+            running.communicate()
+            if running.returncode == 0 and undone_by is not None:
+                with contextlib.suppress(OSError):
+                    _run(undone_by)
+            raise
+    if running.returncode != 0:
+        raise LaminaError(wrong.strip() or f"`lamina {arguments[0]}` ended with {running.returncode}")
+    return said
 
 
 def _api_of(path: str) -> str:

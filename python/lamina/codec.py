@@ -120,7 +120,11 @@ def planes(array: np.ndarray[Any, Any], *, format: str | None = None) -> np.ndar
 def from_planes(
     planes: np.ndarray[Any, Any], dtype: Any, shape: tuple[int, ...] | int = -1, *, keep: int | None = None
 ) -> np.ndarray[Any, Any]:
-    """The array that :func:`planes` was made of; with ``keep``, from that many of the most significant planes only."""
+    """The array that :func:`planes` was made of; with ``keep``, from that many of the most significant planes only.
+
+    One size of the shape may be -1, as for ``reshape``: then it has all elements that the planes hold, and so the zeros
+    that they were filled up with.
+    """
     name = format_of(dtype)
     own = dtype_of(name)
     assert own is not None
@@ -135,9 +139,11 @@ def from_planes(
     out = np.empty(planes.size, np.uint8)
     _lamina.join_planes(planes.reshape(-1), name, out)
     whole = out.view(own)
-    if shape == -1:
-        return whole
-    sizes = (shape,) if isinstance(shape, int) else shape
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    if min(sizes, default=0) < -1:
+        raise ValueError(f"the shape {shape} has a negative size; one may be -1, which stands for what the others leave")
+    if -1 in sizes:
+        return whole.reshape(sizes)
     wanted = math.prod(sizes)
     if wanted > whole.size:
         raise ValueError(f"the planes hold {whole.size} elements, and the shape {shape} asks for {wanted}")

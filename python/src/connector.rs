@@ -178,10 +178,11 @@ impl Connector {
         if !self.inner.attached.is_here() {
             return Ok(());
         }
-        let threads = std::mem::take(&mut *locked(&self.threads));
+        // Held to the end: another who closes would find no threads, and leave the pool under them.
+        let mut threads = locked(&self.threads);
         locked(&self.inner.queue).closed = true;
         self.inner.wake.notify_all();
-        for thread in threads {
+        for thread in threads.drain(..) {
             // One that panicked has no more work.
             let _ = thread.join();
         }
@@ -275,7 +276,8 @@ impl Drop for Connector {
             let ended = Python::try_attach(|py| py.detach(|| self.end()));
             let _ = ended.unwrap_or_else(|| self.end());
         } else {
-            std::mem::forget(std::mem::take(&mut *locked(&self.threads)));
+            // Without the lock: one that closes may have had it when this was forked.
+            std::mem::forget(std::mem::take(self.threads.get_mut().unwrap_or_else(PoisonError::into_inner)));
         }
     }
 }

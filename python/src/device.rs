@@ -2,6 +2,7 @@
 
 use std::{ffi::c_int, ops::ControlFlow, path::PathBuf, sync::Arc};
 
+use lamina_abi::Layout;
 use lamina_codec::{UnknownCodec, kv::KvLayout};
 use lamina_device::{analyze::AnalyzeOptions, model::ModelFile};
 use lamina_shim::{Access, Lamina, OpenOptions, Role, directory};
@@ -50,6 +51,13 @@ impl Device {
         let tensors = found.tensors.iter().map(|tensor| {
             let shape =
                 tensor.shape.split('x').filter_map(|size| size.parse::<u64>().ok()).collect::<Vec<_>>();
+            let layout = match tensor.layout {
+                Layout::Weight => json!({ "kind": "weight" }),
+                Layout::Kv { channels, window, .. } => {
+                    let kind = if tensor.lossy { "lossy_kv" } else { "kv" };
+                    json!({ "kind": kind, "channels": channels, "window": window })
+                }
+            };
             json!({
                 "name": tensor.name,
                 "dpa": tensor.dpa,
@@ -57,6 +65,7 @@ impl Device {
                 "elements": tensor.elements,
                 "shape": shape,
                 "format": tensor.format,
+                "layout": layout,
             })
         });
         let views = found.views.iter().filter_map(|view| {

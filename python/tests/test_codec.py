@@ -115,6 +115,20 @@ def test_planes_of_integers_come_back():
     assert (codec.from_planes(codec.planes(array), np.int8, 200) == array[:200]).all()
 
 
+def test_one_size_of_a_shape_is_what_the_others_leave():
+    array = patterns(BF16, 4096)
+    found = codec.planes(array)
+    for shape in (-1, (-1,), (-1, 64), (64, -1), (4, -1, 8)):
+        back = codec.from_planes(found, BF16, shape)
+        assert back.shape == array.reshape(shape).shape
+        assert (bits_of(back) == bits_of(array)).all()
+    # Planes are filled up to whole blocks.
+    assert codec.from_planes(codec.planes(array[:3000]), BF16, (-1, 64)).shape == (64, 64)
+    for shape in (-2, (-2, 64), (-2, -2), (-1, -1), (-1, 63), (-1, 0)):
+        with pytest.raises(ValueError, match="shape|one unknown"):
+            codec.from_planes(found, BF16, shape)
+
+
 def test_keeping_the_upper_planes_masks():
     array = patterns(BF16, 2048)
     kept = codec.from_planes(codec.planes(array), BF16, (2048,), keep=12)

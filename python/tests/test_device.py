@@ -2,7 +2,11 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 
 import ml_dtypes
 import numpy as np
@@ -59,6 +63,35 @@ def test_kv_caches_take_less(device):
     assert (device["kv"].array("full").view(np.uint16) == cache.view(np.uint16)).all()
     stored = {tensor["name"]: tensor["stored_bytes"] for tensor in device.stats()["tensors"]}
     assert 0 < stored["kv"] < stored["rows"] < cache.nbytes
+
+
+def test_a_layout_that_a_tensor_does_not_have_is_refused(device):
+    values, others = weights(1024 * 64).reshape(1024, 64), weights(1024 * 64, 1).reshape(1024, 64)
+    device.store("rows", values)
+    device.store("kv", values, kv=(64, 128))
+    assert device["rows"].kv is None and device["kv"].kv == (64, 128)
+    for name, kv in (("rows", (64, 128)), ("kv", (64, 64)), ("kv", (32, 128))):
+        with pytest.raises(ValueError, match=f"{name} is there already"):
+            device.store(name, others, kv=kv)
+        assert (device[name].array("full").view(np.uint16) == values.view(np.uint16)).all()
+    device.store("kv", others, kv=(64, 128))
+    device.store("rows", others)
+    for name in device:
+        assert (device[name].array("full").view(np.uint16) == others.view(np.uint16)).all()
+
+
+@pytest.mark.parametrize("shape", [1, 5, (3, 5), (4, 5)], ids=str)
+def test_tensors_of_int4_have_as_many_elements_as_they_are_asked_for(device, shape):
+    count = int(np.prod(shape))
+    tensor = device.create("w", shape, format="int4")
+    assert tensor.elements == count and tensor.shape == ((shape,) if isinstance(shape, int) else shape)
+    values = np.random.default_rng(0).integers(0, 256, -(-count // 2), np.uint8)
+    tensor.store(values.reshape(tensor.array().shape))
+    assert (device["w"].array().reshape(-1) == values).all()
+    full = device["w"].array("full").reshape(-1)
+    assert (full[: count // 2] == values[: count // 2]).all()
+    # What is behind the last element is not one.
+    assert count % 2 == 0 or full[-1] & 15 == values[-1] & 15
 
 
 def test_tensors_come_and_go(device):
@@ -177,6 +210,42 @@ def test_what_was_mounted_leaves_no_directory(program, tmp_path, monkeypatch):
     device.close()
 
 
+INTERRUPTED = """
+import sys, lamina
+try:
+    lamina.mount(sys.argv[1])
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize("who", ["all of the group, as by a terminal", "Python alone"])
+def test_a_mount_that_is_interrupted_leaves_nothing(program, tmp_path, tmp_path_factory, who):
+    # Sockets' paths are short.
+    path, folder, run = tmp_path / "model.safetensors", tmp_path / "made", tmp_path_factory.mktemp("run")
+    folder.mkdir()
+    values = np.random.default_rng(0).integers(0, 256, 256 << 20, np.uint8)
+    header = json.dumps({"w": {"dtype": "BF16", "shape": [values.size // 2], "data_offsets": [0, values.size]}}).encode()
+    header += b" " * (-len(header) % 8)
+    with open(path, "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.write(values)
+    environment = dict(os.environ, TMPDIR=str(folder), XDG_RUNTIME_DIR=str(run), PYTHONPATH=os.pathsep.join(sys.path))
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, path], env=environment, start_new_session=True, stdout=subprocess.PIPE, text=True
+    ) as mounting:
+        is_loading, deadline = False, time.monotonic() + 60
+        while not is_loading:
+            assert mounting.poll() is None and time.monotonic() < deadline
+            listed = subprocess.run([program, "ls", "--json"], env=environment, capture_output=True, text=True, check=True)
+            is_loading = any(device["loading"] for device in json.loads(listed.stdout))
+        signalled = os.kill if who == "Python alone" else os.killpg
+        signalled(mounting.pid, signal.SIGINT)
+        assert mounting.communicate(timeout=60)[0] == "interrupted\n"
+    assert list(folder.iterdir()) == []
+    assert list((run / "lamina" / "mounts").iterdir()) == []
+
+
 def test_a_device_that_cannot_be_opened_is_taken_down_again(program, tmp_path, monkeypatch):
     def fails(*_, **__):
         raise lamina.LaminaError("not today")
@@ -235,7 +304,7 @@ def test_each_partition_of_a_divided_device_has_its_own_names_and_bytes(divided,
     devices |= {name: lamina.open(folder, api=api) for name, folder in folders.items()}
     values = {name: weights(1 << 16, seed) for seed, name in enumerate(devices)}
     for name, device in devices.items():
-        device.store("first", values[name][::-1])
+        assert device.store("first", values[name][::-1], kv=(64, 128)).kv == (64, 128)
         device.store("w", values[name])
     for name, device in devices.items():
         assert list(device) == ["first", "w"]

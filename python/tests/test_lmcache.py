@@ -257,6 +257,20 @@ def test_an_end_waits_for_what_was_submitted(path):
         assert pool.stat()["nodes"] == 1 and pool.check()["problems"] == []
 
 
+def test_ends_at_once_all_wait_for_what_was_submitted(path):
+    connector = Connector(path, size="512M", threads=1)
+    arrays = values(40, 4 << 20)
+    numbers = [connector.submit_batch_set([name], [view]) for name, view in zip(names(40), views(arrays), strict=True)]
+    threads = [threading.Thread(target=connector.close) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert connector.drain_completions() == [(number, True, "", None) for number in numbers]
+    with open_pool(path) as pool:
+        assert sorted(pool) == names(40) and pool.stat()["nodes"] == 1
+
+
 def test_many_threads_submit(connector):
     told, lock, failures = {}, threading.Lock(), []
 

@@ -129,6 +129,20 @@ def test_what_cannot_be_taken_is_said(pool):
         pool.read(b"abc")
 
 
+def test_a_fifo_is_refused_and_not_waited_for(path):
+    os.mkfifo(path)
+    script = """
+import sys, lamina.pool
+for call in (lamina.pool.create, lamina.pool.open, lambda path: lamina.pool.create(path, size="1M", force=True)):
+    try:
+        call(sys.argv[1])
+    except OSError as why:
+        print(why)
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=20, check=True)
+    assert len(done.stdout.splitlines()) == 3, done
+
+
 def test_keys_say_all_tokens_up_to_a_blocks_end():
     tokens = random.Random(1).choices(range(1 << 32), k=100)
     whole = keys("a", tokens)

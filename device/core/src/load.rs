@@ -18,6 +18,7 @@
 //!   names of, is [decided](decide) before anything changes.
 
 mod decide;
+mod heeded;
 mod open;
 mod pieces;
 
@@ -33,7 +34,8 @@ use serde::Serialize;
 use wildmatch::WildMatch;
 
 pub use self::decide::{Decision, Held, carry_out, decide, drop_unfinished};
-pub(crate) use self::decide::{drop_tensor, drop_tensor_by, is_no_base};
+pub(crate) use self::decide::{drop_tensor, drop_tensor_by, is_no_base, same_source};
+pub use self::heeded::{unheeded, unmatched};
 pub use self::open::open;
 pub(crate) use self::pieces::source_of;
 use self::pieces::{Contents, stamp_of, store_each};

@@ -265,6 +265,7 @@ pub(crate) async fn disks(client: &Client) -> Result<()> {
             Value::String(window) => window.clone(),
             shows => format!("{}:{}", text(&shows["view"]["tensor"]), text(&shows["view"]["view"])),
         };
+        let shows = if disk["gone"] == true { format!("{shows} (gone)") } else { shows };
         table.add_row([
             text(&disk["serial"]),
             String::new(),

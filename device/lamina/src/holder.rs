@@ -95,8 +95,8 @@ struct Now {
     /// The program of the next worker; this one if not given.
     program: Option<PathBuf>,
     trial: Trial,
-    /// Whether an upgrade has ended the worker, which did not die.
-    replaced: bool,
+    /// The last worker that did not die: an upgrade ended it.
+    replaced: Option<u32>,
     ready: Option<Ready>,
     /// Workers that became ready.
     started: u64,
@@ -435,8 +435,9 @@ fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
         }
         let (stopping, silent, replaced) = {
             let mut now = state.lock();
+            let replaced = now.replaced.take().is_some_and(|pid| now.pid == Some(pid));
             (now.line, now.pid, now.saving, now.serves) = (None, None, None, false);
-            (now.stopping, now.silent, std::mem::take(&mut now.replaced))
+            (now.stopping, now.silent, replaced)
         };
         before.workers += 1;
         before.replaced += u64::from(replaced);

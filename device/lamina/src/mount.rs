@@ -7,19 +7,20 @@ mod find;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
 use hyper::Method;
 use indicatif::BinaryBytes;
 use lamina_device::files::{ModelPlan, PrecisionMap, name_of};
 use lamina_serve::PrivateDir;
+use rustix::process::{Pid, kill_process};
 use serde_json::{Value, json};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use self::find::Found;
 use crate::args::{ApiAt, LoadModel, Ls, Mount, Rm, Shown, Umount};
@@ -29,8 +30,6 @@ use crate::meter::Meter;
 use crate::out::{self, print_json, print_line};
 use crate::table::new_table;
 
-/// How often a device is looked at that is held in the foreground.
-const PACE: Duration = Duration::from_millis(200);
 /// Bytes that files may take, unless a capacity is given. They are addresses: what is not written
 /// takes nothing.
 const FILES: u64 = 16 << 30;
@@ -79,6 +78,8 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
     let fitting = needed.saturating_mul(2).saturating_add(1 << 30).saturating_add(files);
     let fitting = fitting.checked_next_multiple_of(MULTIPLE);
     let capacity = capacity.or(fitting.filter(|_| new));
+    // The device has a process group of its own: from here on this one ends it when it is to end.
+    let mut signals = Signals::new()?;
     let run_dir = find::run_dir_of(&dir)?;
     PrivateDir::make(&run_dir)?;
     if holder::is_held(&run_dir) {
@@ -89,25 +90,35 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
         );
     }
     let log = run_dir.join("log");
-    let begin = |files| {
+    let start = async |files, signals: &mut Signals| {
         let rooms = Rooms { capacity, files, write_cache };
-        start(&dir, &run_dir, &log, image.as_deref(), &rooms, foreground)
+        start(&dir, &run_dir, &log, image.as_deref(), &rooms, foreground, signals).await
     };
-    let mut device = match begin(files) {
+    let mut device = match start(files, &mut signals).await {
         // An image from before has what it has. That it has no files/ is said, and no error.
-        Err(why) if wish && files > 0 && !new => {
-            let device = begin(0).map_err(|_| anyhow::anyhow!(out::reason(&why)))?;
+        Err(why) if wish && files > 0 && !new && !why.is::<Interrupted>() => {
+            let device = start(0, &mut signals).await.map_err(|also| {
+                if also.is::<Interrupted>() { also } else { anyhow::anyhow!(out::reason(&why)) }
+            })?;
             tracing::warn!("{} has no files/: {}", dir.display(), out::reason(&why));
             device
         }
         started => started?,
     };
-    let loaded = load_all(&run_dir, &words, &bases, &shown.views, &maps).await;
+    let loaded = tokio::select! {
+        loaded = load_all(&run_dir, &words, &bases, &shown.views, &maps) => loaded,
+        () = signals.come() => Err(Interrupted.into()),
+    };
     if let Err(why) = loaded {
-        // Nothing half done is left behind, but an image: somebody may have written to files/ by
-        // now.
-        if let Err(also) = holder::stop(&run_dir) {
-            tracing::warn!("the device does not end: {}", out::reason(&also));
+        // Nothing half done is left behind. A new image stays if somebody wrote to files/ by now.
+        let made = image.as_deref().filter(|_| new);
+        let unwanted = if has_files(&run_dir).await { None } else { made };
+        let is_over = end(&mut device).await;
+        if let Some(Err(also)) = unwanted.filter(|_| is_over).map(fs::remove_file) {
+            tracing::warn!("not everything of the device is gone: {also}");
+        }
+        if why.is::<Interrupted>() {
+            forget(&run_dir);
         }
         return Err(why);
     }
@@ -122,7 +133,7 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
         say_mounted(&dir, &models)?;
     }
     if foreground {
-        return wait(&mut device, &run_dir).await;
+        return wait(&mut device, &mut signals).await;
     }
     Ok(())
 }
@@ -134,14 +145,44 @@ struct Rooms {
     write_cache: bool,
 }
 
+/// The signals that are to end a device, from [`Signals::new`] on.
+struct Signals {
+    interrupted: Signal,
+    terminated: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self> {
+        let (interrupted, terminated) = (SignalKind::interrupt(), SignalKind::terminate());
+        Ok(Self { interrupted: signal(interrupted)?, terminated: signal(terminated)? })
+    }
+
+    /// Waits for one.
+    async fn come(&mut self) {
+        tokio::select! {
+            _ = self.interrupted.recv() => {}
+            _ = self.terminated.recv() => {}
+        }
+    }
+}
+
+/// A signal came before the device had everything.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted; nothing is mounted")]
+struct Interrupted;
+
 /// Starts a device and waits until it answers.
-fn start(
+///
+/// # Errors
+/// [`Interrupted`] if a signal comes before that; nothing is left of the device then.
+async fn start(
     dir: &Path,
     run_dir: &Path,
     log: &Path,
     image: Option<&Path>,
     rooms: &Rooms,
     foreground: bool,
+    signals: &mut Signals,
 ) -> Result<Child> {
     let mut serve = Command::new("/proc/self/exe");
     serve.arg0("lamina").arg("serve").arg("--mount").arg(dir).arg("--run-dir").arg(run_dir);
@@ -166,17 +207,63 @@ fn start(
     }
     let mut device = serve.spawn().context("cannot start the device")?;
     let out = device.stdout.take().context("the device says nothing")?;
-    let mut line = String::new();
-    BufReader::new(out).read_line(&mut line).context("the device says nothing")?;
+    let (mut out, mut line) = (BufReader::new(out), String::new());
+    tokio::select! {
+        read = out.read_line(&mut line) => read.context("the device says nothing")?,
+        () = signals.come() => {
+            end(&mut device).await;
+            forget(run_dir);
+            bail!(Interrupted);
+        }
+    };
     let ready: Value = serde_json::from_str(&line).unwrap_or_default();
     if ready["ready"] == true {
         return Ok(device);
     }
-    let status = device.wait()?;
+    let status = device.wait().await?;
     let text = if foreground { String::new() } else { fs::read_to_string(log).unwrap_or_default() };
     let lines: Vec<_> = text.lines().collect();
     let last = lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n");
     bail!("the device did not start ({status}){}{last}", if last.is_empty() { "" } else { ":\n" });
+}
+
+/// Tells a device to bring everything to its image and end, as [`holder::stop`] does, but from its
+/// first moment on.
+fn tell_to_end(device: &Child) {
+    let pid = device.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+    if let Some(Err(why)) = pid.map(|pid| kill_process(pid, rustix::process::Signal::TERM)) {
+        tracing::warn!("the device cannot be told to end: {why}");
+    }
+}
+
+/// Has a device end that was not mounted in the end: whether it has.
+async fn end(device: &mut Child) -> bool {
+    tell_to_end(device);
+    let ended = device.wait().await;
+    match &ended {
+        // By the signal itself if it had not come to hear of it.
+        Ok(status) if status.success() || status.signal().is_some() => {}
+        Ok(status) => tracing::warn!("the device ended with {status}"),
+        Err(why) => tracing::warn!("the device does not end: {why}"),
+    }
+    ended.is_ok()
+}
+
+/// Removes the directory of a device that is gone, unless others use it too.
+fn forget(run_dir: &Path) {
+    if run_dir.parent().is_some_and(|parent| parent.ends_with(find::MOUNTS))
+        && !holder::is_held(run_dir)
+        && let Err(why) = fs::remove_dir_all(run_dir)
+    {
+        tracing::debug!("{} stays: {why}", run_dir.display());
+    }
+}
+
+/// Whether there is anything in files/, or nobody can say.
+async fn has_files(run_dir: &Path) -> bool {
+    let models = ask(&ApiAt::in_dir(run_dir), Method::GET, "/models", None).await;
+    // The folder itself counts as one.
+    models.map_or(true, |models| models["files"]["inodes"].as_u64().unwrap_or(0) > 1)
 }
 
 async fn load_all(
@@ -191,13 +278,13 @@ async fn load_all(
     let held: Vec<_> = rows(&held["models"])?.iter().filter_map(|model| model["name"].as_str()).collect();
     for model in models {
         let name = name_of(model);
-        // An image keeps its models.
-        if held.contains(&name.as_str()) {
-            tracing::info!("the image holds {name} already; it is not loaded again");
-            continue;
-        }
         let base = bases.iter().find(|(model, _)| *model == name).map(|(_, base)| base.as_str());
-        let loaded = load_one(&api, model, &name, base, views, maps).await?;
+        // An image keeps its models, and shows no other in their place.
+        let is_kept = held.contains(&name.as_str());
+        let loaded = load_one(&api, Wanted { model, name: &name, base, is_kept }, views, maps).await?;
+        if is_kept {
+            tracing::info!("the image holds {name} already; it is not loaded again");
+        }
         for line in remarks(&loaded) {
             tracing::warn!("{line}");
         }
@@ -205,17 +292,28 @@ async fn load_all(
     Ok(())
 }
 
+/// A model that a device is to load.
+struct Wanted<'m> {
+    model: &'m Path,
+    name: &'m str,
+    base: Option<&'m str>,
+    /// Whether the device holds one of the name, which this is to be.
+    is_kept: bool,
+}
+
 /// Has a device load a model, and shows how far that is.
 async fn load_one(
     api: &ApiAt,
-    model: &Path,
-    name: &str,
-    base: Option<&str>,
+    wanted: Wanted<'_>,
     views: &[String],
     maps: &BTreeMap<String, PrecisionMap>,
 ) -> Result<Value> {
+    let Wanted { model, name, base, is_kept } = wanted;
     let path = std::path::absolute(model)?;
     let mut requested = json!({ "path": path, "name": name, "views": views, "maps": maps });
+    if is_kept {
+        requested["is_kept"] = true.into();
+    }
     if let Some(base) = base {
         requested["base"] = base.into();
     }
@@ -266,22 +364,16 @@ fn ratio(bytes: u64, of: u64) -> String {
 }
 
 /// Waits for the end of a device that is held in the foreground.
-async fn wait(device: &mut Child, run_dir: &Path) -> Result<()> {
-    let mut interrupted = signal(SignalKind::interrupt())?;
-    let mut terminated = signal(SignalKind::terminate())?;
+async fn wait(device: &mut Child, signals: &mut Signals) -> Result<()> {
     loop {
-        if let Some(status) = device.try_wait()? {
-            return if status.success() { Ok(()) } else { bail!("the device ended with {status}") };
-        }
         tokio::select! {
-            _ = interrupted.recv() => {}
-            _ = terminated.recv() => {}
-            () = tokio::time::sleep(PACE) => continue,
+            status = device.wait() => {
+                let status = status?;
+                return if status.success() { Ok(()) } else { bail!("the device ended with {status}") };
+            }
+            () = signals.come() => {}
         }
-        let run_dir = run_dir.to_owned();
-        // One that ends by itself already is as good.
-        let stopped = tokio::task::spawn_blocking(move || holder::stop(&run_dir)).await?;
-        stopped.unwrap_or_else(|why| tracing::debug!("{}", out::reason(&why)));
+        tell_to_end(device);
     }
 }
 
@@ -296,12 +388,7 @@ pub(crate) fn around(path: &Path) -> Result<(ApiAt, PathBuf)> {
 pub(crate) fn umount(args: &Umount) -> Result<()> {
     let run_dir = find::ours(&args.dir)?;
     holder::stop(&run_dir)?;
-    // A directory that others use too stays.
-    if run_dir.parent().is_some_and(|parent| parent.ends_with(find::MOUNTS))
-        && let Err(why) = fs::remove_dir_all(&run_dir)
-    {
-        tracing::debug!("{} stays: {why}", run_dir.display());
-    }
+    forget(&run_dir);
     if args.json { print_json(&json!({ "unmounted": args.dir })) } else { Ok(()) }
 }
 
@@ -310,8 +397,8 @@ pub(crate) async fn load(args: LoadModel) -> Result<()> {
     let found = find::one(&args.to).await?;
     let name = args.name.unwrap_or_else(|| name_of(&args.model));
     let maps = read_maps(&args.shown)?;
-    let base = args.base.as_deref();
-    let loaded = load_one(&found.api, &args.model, &name, base, &args.shown.views, &maps).await?;
+    let wanted = Wanted { model: &args.model, name: &name, base: args.base.as_deref(), is_kept: false };
+    let loaded = load_one(&found.api, wanted, &args.shown.views, &maps).await?;
     if args.to.json {
         return print_json(&loaded);
     }

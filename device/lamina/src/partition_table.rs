@@ -17,6 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use lamina_abi::Interleave;
 use lamina_device::device::{Device, DeviceConfig, MAX_PARTITIONS, Partition, PartitionConfig};
 use lamina_device::load::{self, LoadOptions};
+use lamina_qemu::topology::ivshmem;
 use lamina_serve::{ExportOptions, Place};
 use lamina_store::image::Superblock;
 
@@ -149,6 +150,13 @@ impl Plan {
         if let Some((place, ..)) = plan.exports.iter().find(|(place, ..)| !names.insert(place.name())) {
             bail!("{} names two guests or hosts; each has a name of its own", place.name());
         }
+        if powers_of_two && !divided {
+            let (base, views) = image.map_or((device.capacity, device.views_capacity), |(is, _)| {
+                (Some(is.base_bytes), Some(is.views_bytes))
+            });
+            base.map_or(Ok(()), |bytes| ivshmem::check_bytes("base", bytes))?;
+            views.map_or(Ok(()), |bytes| ivshmem::check_bytes("views", bytes))?;
+        }
         if let Some((is, path)) = image {
             plan.fits(device, is)
                 .with_context(|| format!("the image {} is another device", path.display()))?;
@@ -180,6 +188,20 @@ impl Plan {
             );
             Ok(())
         };
+        let mode = device.mode.unwrap_or(is.mode);
+        ensure!(mode == is.mode, "--mode {mode}: it is {}; an image keeps its mode", is.mode);
+        let codec = device.codec.unwrap_or(is.codec);
+        ensure!(codec == is.codec, "--codec {codec}: it has {}; an image keeps its codec", is.codec);
+        // As it is made of what is asked for.
+        let least = is.partitions.len().max(1) as u64;
+        let windows = device.open_windows.map_or(is.open_windows, |windows| (windows as u64).max(least));
+        ensure!(
+            windows == is.open_windows,
+            "--open-windows {windows}: it has {}; an image keeps their number",
+            is.open_windows
+        );
+        let store = device.store_capacity.map(|bytes| bytes.min(is.version.max_store_bytes()));
+        same("--store-capacity", store, Some(is.store_bytes))?;
         same("--capacity", device.capacity, Some(is.base_bytes))?;
         if is.partitions.is_empty() && self.partitions.iter().all(|partition| partition.name.is_none()) {
             return same("--views-capacity", device.views_capacity, Some(is.views_bytes));
@@ -206,12 +228,15 @@ impl Plan {
     /// what they take.
     pub(crate) fn config(&self, options: &LoadOptions) -> Result<DeviceConfig> {
         let mut partitions = Vec::new();
+        let one_view = LoadOptions { views: vec!["full".to_owned()], ..options.clone() };
         for partition in &self.partitions {
             let (mut base_needed, mut views_needed) = (0_u64, lamina_abi::DIRECTORY_BYTES);
             for load in self.loads.iter().filter(|load| load.partition == partition.name) {
                 let model = load::open(&load.path, options, None)?;
                 base_needed = base_needed.saturating_add(load::base_needed(&model));
                 views_needed = views_needed.saturating_add(load::views_needed(&model, options));
+                // A view of each tensor has room that is made later.
+                views_needed = views_needed.saturating_add(load::views_needed(&model, &one_view));
             }
             let fitting = |bytes, devices| fitting(bytes, devices, self.powers_of_two);
             let base_bytes = partition.base_bytes.unwrap_or(fitting(base_needed, self.ways));
@@ -436,7 +461,7 @@ mod tests {
         assert!(refused(&["--host", "x", "--host", "x"]).contains("x names two"));
         assert!(refused(&["--guest", "x=1M", "--shared", "1M", "--host", "x"]).contains("x names two"));
         assert!(refused(&["--host", "../x"]).contains("cannot name a host"));
-        for words in [["--hosts", "0"], ["--hosts", "17"], ["--shared", "1M"]] {
+        for words in [["--hosts", "0"], ["--hosts", "17"], ["--shared", "1M"], ["--host-cache", "1M"]] {
             assert!(plan_fails(&words), "{words:?}");
         }
     }
@@ -464,15 +489,63 @@ mod tests {
             ),
             (&["--views-capacity", "1G"], "views window of shared"),
             (&["--capacity", "1G"], "--capacity"),
+            (&["--mode", "gcomp"], "--mode gcomp: it is trace"),
+            (&["--codec", "zstd"], "--codec zstd: it has tree"),
+            (&["--open-windows", "7"], "--open-windows 7: it has 64"),
+            (&["--store-capacity", "1G"], "--store-capacity: it has"),
         ] {
             let why = plan_on(&is, words).err().map(|why| format!("{why:#}")).unwrap_or_default();
             assert!(why.contains(says) && why.contains("the image i"), "{words:?}: {why}");
         }
+        // What it was made of may be said again, though it was made of more.
+        let few = Superblock { open_windows: 3, store_bytes: 1 << 30, ..is.clone() };
+        let words = ["--mode", "trace", "--codec", "tree", "--open-windows", "1", "--store-capacity", "1G"];
+        plan_on(&few, &words).unwrap();
         let whole = config(&plan(&["--capacity", "512M"]).unwrap()).superblock();
         assert!(plan_on(&whole, &["--capacity", "512M"]).is_ok());
         assert!(plan_on(&whole, &["--capacity", "256M"]).is_err());
         assert!(plan_on(&whole, &["--guest", "a=512M"]).is_err());
         assert!(refused(&["--guest", "shared=1M"]).contains("--shared"));
+    }
+
+    #[test]
+    fn windows_of_a_pci_device_are_powers_of_two() {
+        let on = |image: Option<&Superblock>, words: &[&str]| {
+            let mut serve = serve(words).unwrap();
+            serve.device.powers_of_two = true;
+            let image = image.map(|is| (is, Path::new("i")));
+            Plan::new(&serve.partition_table, &serve.device, image).map(|plan| config(&plan))
+        };
+        let made = on(None, &["--capacity", "512M", "--views-capacity", "1G"]).unwrap();
+        on(Some(&made.superblock()), &[]).unwrap();
+        for words in [["--capacity", "300M"], ["--views-capacity", "768M"], ["--capacity", "512K"]] {
+            let why = on(None, &words).unwrap_err().to_string();
+            assert!(why.contains("needs a power of two from 1048576"), "{words:?}: {why}");
+        }
+        let odd = config(&plan(&["--capacity", "768M"]).unwrap()).superblock();
+        assert!(on(Some(&odd), &[]).unwrap_err().to_string().contains("805306368 bytes"));
+    }
+
+    #[test]
+    fn one_more_view_of_each_tensor_has_room_unless_a_size_is_given() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("m.safetensors");
+        let tensor = |n: usize| {
+            format!(r#""t{n}":{{"dtype":"BF16","shape":[16],"data_offsets":[{},{}]}}"#, 32 * n, 32 * n + 32)
+        };
+        let header = format!("{{{}}}", (0..127).map(tensor).collect::<Vec<_>>().join(","));
+        let head = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+        std::fs::write(&file, [head, vec![1; 127 * 32]].concat()).unwrap();
+        let words = ["--model", file.to_str().unwrap(), "--views", "full,e8m3"];
+        let options = serve(&words).unwrap().device.load_options();
+        let device = Device::new(plan(&words).unwrap().config(&options).unwrap()).unwrap();
+        let model = load::open(&file, &options, None).unwrap();
+        let go_on = |_: load::Progress<'_>| std::ops::ControlFlow::Continue(());
+        let loaded = load::load_model(&device, &model, &options, go_on).unwrap();
+        assert_eq!(loaded.views.len(), 254);
+        for tensor in loaded.tensors {
+            device.create_view(&tensor.name, "e8m2").unwrap();
+        }
     }
 
     fn plan_fails(words: &[&str]) -> bool {

@@ -457,6 +457,10 @@ fn load_all(device: &Device, args: &DeviceArgs, plan: &Plan, stop: &AtomicBool) 
         Ok((load::open(&load.path, &options, Some(device))?, options))
     };
     let mut loads = plan.loads.iter().zip(&against).map(open).collect::<Result<Vec<_>>>()?;
+    let tensors: Vec<_> = loads.iter().flat_map(|(model, _)| model.tensors()).collect();
+    for rule in load::unmatched(&args.requested(), &tensors) {
+        tracing::warn!("{rule}: no tensor that is to be loaded is called so");
+    }
     let reported = |meter: &Meter, progress: Progress<'_>| {
         meter.show(&progress);
         if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -488,8 +492,19 @@ fn load_all(device: &Device, args: &DeviceArgs, plan: &Plan, stop: &AtomicBool) 
                 tracing::warn!("--replace: {} tensors are removed, and loaded from {path}", replacing.len());
             }
             Decision::Load { .. } => {}
+            Decision::Keep { source: None } => tracing::info!("{path} is named twice; it is loaded once"),
             Decision::Keep { .. } | Decision::Adopt { .. } => {
                 tracing::info!("the image holds {path} already; it is not loaded again");
+                let (partition, within) = (options.partition.clone(), options.within.clone());
+                let requested = LoadOptions { partition, within, ..args.requested() };
+                let unheeded = Vec::from_iter(load::unheeded(device, model, &requested));
+                if !unheeded.is_empty() {
+                    tracing::warn!(
+                        "the image holds {path} as it was loaded, and not all of its tensors are as {} says: `lamina view add` makes \
+                         views, --replace loads it again",
+                        unheeded.join(", ")
+                    );
+                }
             }
         }
         let loaded =

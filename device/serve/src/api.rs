@@ -12,6 +12,9 @@
 //! | `POST /detach` `{"tensor"}` or `{"model"}` | stores what is a difference by itself, so that it needs no base |
 //! | `GET /detach` | how far that is |
 //! | `GET /views`, `POST /views`, `DELETE /views` `{"tensor","spelling"}` | lists, makes, removes |
+//! | `GET /models` | lists the models and their files |
+//! | `POST /models` `{"path","name"?,…}` | loads one, unless who asks over the socket goes meanwhile |
+//! | `DELETE /models/{name}` | removes one |
 //! | `GET /disks` | lists the disks: serial numbers, sockets, partitions |
 //! | `GET /guests` | lists the exports: whose, paths, bytes, and the socket for the guest |
 //! | `POST /hosts/{name}/revoke` | takes a host's access away |
@@ -52,7 +55,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{MethodRouter, delete, get, post};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{DeserializeOwned, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -68,6 +71,7 @@ use lamina_device::tensor::{TensorError, TensorSpec};
 use lamina_store::StoreError;
 
 use super::additions::{self, Recorder};
+use super::asker::Asker;
 use super::control::{Control, ControlError};
 use super::live::{self, Live};
 use super::owner::{may_ask, owner};
@@ -142,7 +146,7 @@ impl Api {
                 let accept = || async {
                     let (stream, peer) = listener.accept().await?;
                     let router = admit(router.clone(), stream.local_addr()?, peer);
-                    Ok((stream, router))
+                    Ok((stream, None, router))
                 };
                 http::serve(accept).await
             }));
@@ -150,7 +154,8 @@ impl Api {
         api.tasks.push(tokio::spawn(async move {
             let accept = || async {
                 let (stream, _) = unix.listener.accept().await?;
-                Ok((stream, ready(router.clone())))
+                let asker = Asker::of(&stream)?;
+                Ok((stream, Some(asker), ready(router.clone())))
             };
             http::serve(accept).await
         }));
@@ -279,7 +284,7 @@ impl From<ControlError> for Refusal {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
             ControlError::Files(why) => status_of_files(why),
-            ControlError::NoHost { .. } => StatusCode::NOT_FOUND,
+            ControlError::NoHost { .. } | ControlError::ViewGone { .. } => StatusCode::NOT_FOUND,
             ControlError::Revoked { .. } => StatusCode::FORBIDDEN,
             ControlError::NoModels | ControlError::LogOfFiles { .. } => StatusCode::CONFLICT,
         };
@@ -332,7 +337,9 @@ fn status_of(why: &DeviceError) -> StatusCode {
 fn status_of_files(why: &FilesError) -> StatusCode {
     match why {
         FilesError::Unknown { .. } => StatusCode::NOT_FOUND,
-        FilesError::Exists { .. } => StatusCode::CONFLICT,
+        FilesError::Exists { .. } | FilesError::Kept { .. } | FilesError::IsBase { .. } => {
+            StatusCode::CONFLICT
+        }
         FilesError::Device(why) => status_of(why),
         FilesError::Load(why) => match &**why {
             LoadError::Device { source, .. } => status_of(source),
@@ -401,7 +408,7 @@ fn is_json(headers: &HeaderMap) -> Result<(), Refusal> {
         Ok(())
     } else {
         let error =
-            format!("a request that changes something needs Content-Type: application/json, not {kind:?}");
+            format!("this request needs Content-Type: application/json, not {kind:?}: no page may make it");
         Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error))
     }
 }
@@ -681,15 +688,25 @@ struct ModelRequest {
     /// A model on the device whose tensors these are stored as differences to.
     #[serde(default)]
     base: Option<String>,
+    /// Whether it is there already, and is only to be compared with that.
+    #[serde(default)]
+    is_kept: bool,
 }
 
 async fn load_model(
     State(control): State<Control>,
+    asker: Option<Extension<Asker>>,
     Requested(model): Requested<ModelRequest>,
 ) -> Result<impl IntoResponse, Refusal> {
-    let ModelRequest { path, name, views, maps, base } = model;
+    let ModelRequest { path, name, views, maps, base, is_kept } = model;
     let name = name.unwrap_or_else(|| name_of(&path));
-    let loaded = blocking(move || control.load_model(&path, &name, &Loading { views, maps, base })).await?;
+    let loading = Loading { views, maps, base };
+    if is_kept {
+        let kept = blocking(move || control.keep_model(&path, &name, &loading)).await?;
+        return Ok((StatusCode::OK, Json(kept)));
+    }
+    let is_given_up = move || asker.as_ref().is_some_and(|Extension(asker)| asker.is_gone());
+    let loaded = blocking(move || control.load_model(&path, &name, &loading, is_given_up)).await?;
     Ok((StatusCode::CREATED, Json(loaded)))
 }
 

@@ -8,8 +8,9 @@
 //! A control is of the whole device, in the device's offsets and names, or of one export, in those
 //! of its partition: then it neither reaches nor names anything else.
 
+use std::collections::BTreeSet;
 use std::io;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
@@ -20,7 +21,7 @@ use lamina_codec::BLOCK_BYTES;
 use lamina_device::device::events::Event;
 use lamina_device::device::poison::Poisoned;
 use lamina_device::device::{Device, DeviceError, Partition};
-use lamina_device::files::{FilesError, Loading};
+use lamina_device::files::{self, FilesError, Loading, ModelPlan};
 use lamina_device::stats::StatsReport;
 use lamina_device::tensor::{TensorInfo, TensorSpec};
 use lamina_device::window::ViewInfo;
@@ -36,10 +37,17 @@ use super::disks::{DiskInfo, ServedDisk};
 use super::export::{Export, ExportReport, Place};
 use super::files::FilesReport;
 use super::host_cache::HostReport;
-use super::models::{ModelReport, Models, ModelsReport};
+use super::models::{Folder, MODELS, ModelReport, Models, ModelsReport};
+use super::mount_point;
 use super::pools::{Pools, PoolsReport};
 use super::ranges::{inside, place, whole_blocks, within};
 use super::settled_files::{SETTLE, settle_files};
+
+/// Lists a folder and all in it, as who looks at the mount does.
+fn list(models: &Models, folder: u64) {
+    let children = models.children(folder).unwrap_or_default();
+    children.iter().filter(|child| child.is_folder).for_each(|child| list(models, child.inode));
+}
 
 /// A device and, as soon as it is mounted, the exports that show it.
 #[derive(Clone)]
@@ -84,6 +92,16 @@ pub enum ControlError {
         "this device shows no models: it has no mount (yet), or it is divided among guests or shared by hosts; `lamina mount`, or `lamina serve --mount DIR` without --guest and --host, shows some"
     )]
     NoModels,
+    /// A disk of one view shows a view that is not there any more.
+    #[error(
+        "the view {tensor},{view} that this disk shows is gone: it or its tensor was removed, or the tensor resized; serve it anew to show what there is now"
+    )]
+    ViewGone {
+        /// The tensor.
+        tensor: String,
+        /// The view's spelling.
+        view: String,
+    },
     /// To clear this poison would lose names.
     #[error(
         "the damage at these addresses is in the log of files/, {length} bytes at {dpa:#x}: with zeros there every name after it would be lost. A snapshot from before has the names; `lamina discard {dpa} {length}` begins files/ anew, with nothing in it, when the device is started next"
@@ -251,7 +269,21 @@ impl Control {
     /// [`ControlError::NoModels`] where there is none.
     pub fn folders(&self) -> Result<FoldersReport, ControlError> {
         let files = self.files.get().map(|(files, _)| FilesReport::of(files));
-        Ok(FoldersReport { models: self.models()?.report(), files, no_files: self.no_files.get().cloned() })
+        let models = self.models()?;
+        let mut report = models.report();
+        let lacks = |folder: &Arc<Folder>| {
+            let manifest = &folder.model.manifest;
+            let told = report.models.iter().filter(|told| told.name == manifest.name);
+            let told = told.flat_map(|told| &told.files).flat_map(|file| &file.views);
+            let told: BTreeSet<_> = told.map(|view| view.view.as_str()).collect();
+            manifest.precisions().iter().any(|precision| !told.contains(precision.to_string().as_str()))
+        };
+        // What folders show from the beginning is told of, also if nobody has listed them.
+        if models.folders().iter().any(lacks) {
+            list(models, MODELS);
+            report = models.report();
+        }
+        Ok(FoldersReport { models: report, files, no_files: self.no_files.get().cloned() })
     }
 
     /// The models, where there is a folder of them.
@@ -263,7 +295,7 @@ impl Control {
         self.models.get().ok_or(ControlError::NoModels)
     }
 
-    /// Loads what is at `path` as the model `name`.
+    /// Loads what is at `path` as the model `name`, unless it is given up meanwhile.
     ///
     /// # Errors
     ///
@@ -273,6 +305,7 @@ impl Control {
         path: &Path,
         name: &str,
         loading: &Loading,
+        is_given_up: impl Fn() -> bool + Sync,
     ) -> Result<ModelReport, ControlError> {
         let models = self.models()?;
         // What was stored into the window and waits in the page cache shows where there is room.
@@ -283,12 +316,33 @@ impl Control {
                 seen.map_err(|why| FilesError::Manifest { name: name.to_owned(), why: why.to_string() })
             })
         };
-        let report = models.load(path, name, loading, loaded);
+        let report = models.load(path, name, loading, is_given_up, loaded);
         // A load that failed had tensors for a while, too.
         let changed = self.directories_changed(&[0], &[]);
         let report = report?;
         changed?;
         Ok(report)
+    }
+
+    /// The model `name` that the device holds already, if what is at `path` is that, to be shown as
+    /// it is.
+    ///
+    /// # Errors
+    ///
+    /// That there is none, or what is another.
+    pub fn keep_model(
+        &self,
+        path: &Path,
+        name: &str,
+        loading: &Loading,
+    ) -> Result<ModelReport, ControlError> {
+        let models = self.models()?;
+        let unknown = || FilesError::Unknown { name: name.to_owned() };
+        let folder = models.folder(name).ok_or_else(unknown)?;
+        let plan = ModelPlan::open(path, name)?;
+        files::check_kept(&self.device, &folder.model, &plan, loading, |_| ControlFlow::Continue(()))?;
+        let kept = models.report().models.into_iter().find(|model| model.name == name);
+        Ok(kept.ok_or_else(unknown)?)
     }
 
     /// Removes a model and what it holds.
@@ -316,6 +370,15 @@ impl Control {
         let is_mine =
             |export: &&Arc<Export>| self.only.as_ref().is_none_or(|(_, place)| export.place() == place);
         all.iter().filter(is_mine).collect()
+    }
+
+    /// The device numbers of the mounts of this control: of the windows, and of the device's files
+    /// if they have one of their own, which others may answer later or not any more.
+    pub(super) fn mount_numbers(&self) -> Result<Vec<u64>, ServeError> {
+        let windows = self.exports().first().and_then(|export| export.coherence().mount_number());
+        let files = self.files.get().and_then(|(_, folder)| folder.parent());
+        let files = files.map(mount_point::numbers_within).transpose()?;
+        Ok(files.unwrap_or_default().into_iter().chain(windows).collect())
     }
 
     /// The exports, each with its guest's socket.
@@ -880,7 +943,7 @@ mod tests {
         let views = File::open(mount.views_path()).unwrap();
         let is_named = |page: &[u8]| page.windows(8).any(|bytes| bytes == b"m/weight");
         let loaded = std::thread::scope(|scope| {
-            let loading = scope.spawn(|| control.load_model(&path, "m", &Loading::default()));
+            let loading = scope.spawn(|| control.load_model(&path, "m", &Loading::default(), || false));
             let mut seen = false;
             while !seen && !loading.is_finished() {
                 // So that the device is asked.

@@ -34,6 +34,9 @@ pub struct DiskInfo {
     /// Whose partition of the device it shows that of, if that is a guest's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest: Option<String>,
+    /// Whether the one view that it shows is gone, so that it refuses everything.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub gone: bool,
     /// Its bytes.
     pub bytes: u64,
     /// Whether it refuses writes.

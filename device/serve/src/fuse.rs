@@ -217,6 +217,12 @@ impl Mount {
             cold_pages,
             threads: Vec::new(),
         };
+        if mount.held.is_none() {
+            // Nobody waits for its threads, and some have a file table of their own, in which the
+            // descriptors of these are not open or others are: none may be the last to hold them.
+            // They end with the process, which answers one such mount.
+            std::mem::forget((mount.whole.clone(), Arc::clone(&mount.tree)));
+        }
         if answered {
             ask_again(&mount.whole.workers, mount.whole.notices.as_raw_fd());
             for export in mount.tree.exports() {

@@ -26,6 +26,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
+use super::asker::Asker;
 use super::bounded_writes::BoundedWrites;
 
 /// Connections open at once.
@@ -74,17 +75,17 @@ impl Peers {
 }
 
 /// Serves whoever `accept` brings, for ever: each connection with what it may ask, which is found
-/// out once it has a place.
+/// out once it has a place, and with who asks, which requests have as an extension.
 pub(super) async fn serve<S, R, A>(accept: impl Fn() -> A) -> Infallible
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     R: Future<Output = Router> + Send + 'static,
-    A: Future<Output = io::Result<(S, R)>>,
+    A: Future<Output = io::Result<(S, Option<Asker>, R)>>,
 {
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     let mut peers = Peers::default();
     loop {
-        let (stream, router) = match accept().await {
+        let (stream, asker, router) = match accept().await {
             Ok(accepted) => accepted,
             Err(why) => {
                 tracing::warn!("accepting a connection failed: {why}");
@@ -95,7 +96,7 @@ where
         let place = place(&places, &peers).await;
         let peer = peers.add();
         tokio::spawn(async move {
-            converse(router.await, stream, &peer).await;
+            converse(router.await, stream, asker, &peer).await;
             drop(place);
         });
     }
@@ -121,17 +122,21 @@ pub(crate) async fn answer<S>(router: Router, stream: S)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    converse(router, stream, &Arc::default()).await;
+    converse(router, stream, None, &Arc::default()).await;
 }
 
-async fn converse<S>(router: Router, stream: S, peer: &Arc<Peer>)
+async fn converse<S>(router: Router, stream: S, asker: Option<Asker>, peer: &Arc<Peer>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let service = TowerToHyperService::new(router);
     let state = Arc::clone(peer);
     let counted = service_fn(move |request: Request<Incoming>| {
-        let (state, answer) = (Arc::clone(&state), service.call(request.map(Body::new)));
+        let mut request = request.map(Body::new);
+        if let Some(asker) = &asker {
+            request.extensions_mut().insert(asker.clone());
+        }
+        let (state, answer) = (Arc::clone(&state), service.call(request));
         state.requested.store(true, Ordering::Relaxed);
         state.served.store(true, Ordering::Relaxed);
         async move {

@@ -8,6 +8,7 @@
 
 mod additions;
 pub mod api;
+mod asker;
 mod bounded_writes;
 pub mod coherence;
 mod cold_pages;
@@ -208,7 +209,7 @@ pub enum ServeError {
         fault: private_dir::Fault,
     },
     /// A socket is in use.
-    #[error("somebody listens on {} already: stop that run (`lamina stats --api` may tell which) or name another --run-dir", path.display())]
+    #[error("somebody listens on {} already: stop that run (`lamina stats --api` may tell which) or name another socket (another --run-dir, if it lies there)", path.display())]
     SocketBusy {
         /// The socket.
         path: PathBuf,

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, makedev};
 
 use super::private_dir::{Fault, PrivateDir};
 use super::{ServeError, own_mount};
@@ -356,6 +356,16 @@ pub fn abort_connection(minor: Option<&str>) {
 /// The minor number of the file system mounted at `path`, without asking it anything.
 pub(super) fn minor_at(path: &Path) -> Option<String> {
     Mounted::at(path).ok().flatten().map(|mounted| mounted.minor)
+}
+
+/// The device numbers of our mounts at `path` and inside of it, without asking them anything.
+pub(super) fn numbers_within(path: &Path) -> Result<Vec<u64>, ServeError> {
+    let (resolved, all) = Mounted::table(path)?;
+    let ours = all
+        .into_iter()
+        .filter(|(point, mounted)| point.starts_with(&resolved) && mounted.source.starts_with(SOURCE));
+    // FUSE has no device of its own: the major number is 0.
+    Ok(ours.filter_map(|(_, mounted)| Some(makedev(0, mounted.minor.parse().ok()?))).collect())
 }
 
 /// The minor number of the file system that a path is on, as it appears in /sys, without asking it

@@ -45,7 +45,7 @@ fn paths() -> Value {
         "/disks": { "get": operation("disks", "The disks that are served", vec![answer("200", &list("Disk"))]) },
         "/planner": { "get": operation("planner", "A page with sliders: what a server with such devices would do", vec![text("200", "text/html")]) },
         "/trace": {
-            "get": operation("record", "Records what requests move, until that is stopped or the peer goes: a trace, as it comes", vec![text("200", "application/octet-stream")]),
+            "get": changing("record", "Records what requests move, until that is stopped or the peer goes: a trace, as it comes", None, vec![text("200", "application/octet-stream")]),
             "delete": changing("stopRecording", "Ends the recording; the trace that is being sent ends with what was moved before", None, vec![done()]),
         },
         "/tensors": {
@@ -90,7 +90,7 @@ fn paths() -> Value {
         "/discard": { "post": changing("discard", "Drops a range of the base window, which reads as zero then", Some(of("Range")), vec![done()]) },
         "/models": {
             "get": operation("models", "The models that are shown as files", vec![answer("200", &of("Models"))]),
-            "post": changing("loadModel", "Loads a model from a path of the host", Some(of("ModelRequest")), vec![answer("201", &of("Model"))]),
+            "post": changing("loadModel", "Loads a model from a path of the host, or compares it with the one of its name (`is_kept`); over the Unix socket it ends when who asks goes", Some(of("ModelRequest")), vec![answer("200", &of("Model")), answer("201", &of("Model"))]),
         },
         "/models/{name}": {
             "parameters": [name("The model's name")],
@@ -116,7 +116,7 @@ fn operation(id: &str, summary: &str, answers: Vec<(&str, Value)>) -> Value {
     json!({ "operationId": id, "summary": summary, "responses": responses })
 }
 
-/// What changes something: its body, if it has one, is JSON.
+/// What changes or records something: its body, if it has one, is JSON.
 fn changing(id: &str, summary: &str, body: Option<Value>, answers: Vec<(&str, Value)>) -> Value {
     let mut operation = operation(id, summary, answers);
     match body {
@@ -289,6 +289,7 @@ fn schemas() -> Value {
                 object(&[("view", object(&[("tensor", string()), ("view", string())]))]),
             ] })),
             ("guest?", string()),
+            ("gone?", json!({ "type": "boolean" })),
             ("bytes", count()),
             ("read_only", json!({ "type": "boolean" })),
             ("connected", json!({ "type": "boolean" })),
@@ -339,6 +340,7 @@ fn schemas() -> Value {
             ("name?", or_null(&string())),
             ("views?", json!({ "type": "array", "items": string() })),
             ("base?", or_null(&string())),
+            ("is_kept?", json!({ "type": "boolean" })),
             ("maps?", json!({ "type": "object", "additionalProperties":
                 object(&[("tensor?", json!({ "type": "array", "items": rules }))]) })),
         ]),

@@ -16,8 +16,8 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -32,8 +32,10 @@ use lamina_files::Files;
 use lamina_pool::{NodeCounts, Overview};
 
 use super::export::Export;
+use super::files::{FOLDER, inode_of};
 use super::flusher::is_cached;
 use super::own_mount::own_table;
+use super::settled_files::open_below;
 
 /// The attribute of a file that is a pool.
 const MARK: &[u8] = b"user.lamina.pool";
@@ -332,6 +334,7 @@ impl Pools {
         if let Err(why) = own_table(2) {
             tracing::warn!("who watches pools keeps the shared file table: {why}");
         }
+        let folder = mount.join(FOLDER);
         let mut stored: Vec<(u64, Stored)> = Vec::new();
         loop {
             {
@@ -354,8 +357,9 @@ impl Pools {
                 let marked = files.marked(MARK);
                 stored.retain(|(inode, _)| marked.iter().any(|file| file.inode == *inode));
                 for file in marked {
-                    let name = Path::new(super::files::FOLDER).join(OsStr::from_bytes(&file.path));
-                    let Some(overview) = of_file(&mount.join(&name)) else { continue };
+                    let inode = inode_of(file.inode);
+                    let Some(overview) = of_file(&folder, &file.path, inode) else { continue };
+                    let name = Path::new(FOLDER).join(OsStr::from_bytes(&file.path));
                     let known = stored.iter().position(|(inode, _)| *inode == file.inode);
                     let known = known.unwrap_or_else(|| {
                         stored.push((file.inode, Stored::default()));
@@ -427,11 +431,16 @@ fn of_partition(partition: &Partition) -> Option<Overview> {
     Overview::read(partition.base_bytes(), read).ok()?
 }
 
-fn of_file(path: &PathBuf) -> Option<Overview> {
-    // Each time anew: who holds a file open keeps what was removed.
-    let file = File::open(path).ok()?;
-    let length = file.metadata().ok()?.len();
-    overview(&file, length).ok()?
+/// The pool in the file of this inode, if the path leads to it still.
+fn of_file(folder: &Path, path: &[u8], inode: u64) -> Option<Overview> {
+    // Each time anew: who holds a file open keeps what was removed. Something else may lie at its
+    // path by now, which is not to be waited for.
+    let file = open_below(folder, path).ok()?;
+    let found = file.metadata().ok()?;
+    if found.ino() != inode || !found.is_file() {
+        return None;
+    }
+    overview(&file, found.len()).ok()?
 }
 
 fn overview(file: &File, length: u64) -> io::Result<Option<Overview>> {

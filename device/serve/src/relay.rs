@@ -23,14 +23,23 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 /// What the guest port at `port` answers to a line. While nobody listens there, or when the device
 /// dies meanwhile, this asks again: every request may be made twice, and says so the second time.
-pub(super) async fn answer(port: &Path, mut line: Vec<u8>) -> Vec<u8> {
+pub(super) async fn answer(port: &Path, line: Vec<u8>) -> Vec<u8> {
+    answer_of(port, line, TIMEOUT).await
+}
+
+/// The same of a device that may be gone for as long as `timeout`.
+async fn answer_of(port: &Path, mut line: Vec<u8>, timeout: Duration) -> Vec<u8> {
     let mut again = repeated(&line);
     line.push(b'\n');
-    let begun = Instant::now();
+    let mut gone_since = Instant::now();
     let asking = async {
         loop {
             let mut sent = false;
             let exchanged = exchange(port, &line, &mut sent).await;
+            if sent {
+                // Somebody was there until now, however long that took.
+                gone_since = Instant::now();
+            }
             if let Some(again) = again.take_if(|_| sent) {
                 line = again;
             }
@@ -42,7 +51,7 @@ pub(super) async fn answer(port: &Path, mut line: Vec<u8>) -> Vec<u8> {
                 Ok(_) => tracing::debug!("the device went while it was asked"),
                 Err(why) => tracing::debug!("the device does not answer: {why}"),
             }
-            if begun.elapsed() > TIMEOUT {
+            if gone_since.elapsed() > timeout {
                 return refusal("nobody answers for the device: is `lamina` still running?");
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -115,6 +124,28 @@ mod tests {
         assert_eq!(answered, b"{\"ok\":true}");
         let again = json!({ "op": "remove_tensor", "name": "t", "again": true });
         assert_eq!(lines, [remove, again.clone(), again]);
+    }
+
+    #[tokio::test]
+    async fn a_request_that_outlasted_the_timeout_is_made_again_all_the_same() {
+        const TIMEOUT: Duration = Duration::from_millis(500);
+        let folder = tempfile::tempdir().unwrap();
+        let port = folder.path().join("port");
+        let listener = UnixListener::bind(&port).unwrap();
+        let device = async {
+            for answer in [&b""[..], b"", b"{}\n"] {
+                let (stream, _) = listener.accept().await.unwrap();
+                let mut stream = BufReader::new(stream);
+                stream.read_until(b'\n', &mut Vec::new()).await.unwrap();
+                tokio::time::sleep(2 * TIMEOUT).await;
+                stream.write_all(answer).await.unwrap();
+            }
+        };
+        let answered = answer_of(&port, b"{\"op\":\"flush\"}".to_vec(), TIMEOUT);
+        let (answered, ()) = tokio::time::timeout(20 * TIMEOUT, async { tokio::join!(answered, device) })
+            .await
+            .expect("it is not asked again");
+        assert_eq!(answered, b"{}");
     }
 
     #[test]

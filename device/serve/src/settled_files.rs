@@ -134,7 +134,7 @@ fn sync(folder: &Path, path: &[u8], inode: u64) -> io::Result<bool> {
 
 /// Opens the file of a path in a folder. A path may be longer than the kernel takes at once, as
 /// folders may be renamed into others: then in steps.
-fn open_below(folder: &Path, path: &[u8]) -> Result<File, Errno> {
+pub(super) fn open_below(folder: &Path, path: &[u8]) -> Result<File, Errno> {
     let step = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let mut from = open(folder, step, Mode::empty())?;
     let mut rest = path;

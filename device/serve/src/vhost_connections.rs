@@ -7,7 +7,7 @@
 //!   holds it up, is left to end by itself.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -20,6 +20,7 @@ use vhost_user_backend::{
     Error as DaemonError, ShutdownHandle, VhostUserBackend, VhostUserDaemon, VringMutex,
 };
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
+use vmm_sys_util::event::{EventConsumer, EventFlag, EventNotifier, new_event_consumer_and_notifier};
 
 /// How long the end of a connection may take.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
@@ -28,6 +29,26 @@ pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) type Memory = GuestMemoryMmap<()>;
 /// A ring, as vhost-user gives it.
 pub(crate) type Ring = VringMutex<GuestMemoryAtomic<Memory>>;
+
+/// What wakes the threads of a connection's queues when it ends. A backend keeps it to its own end.
+///
+/// `vhost-user-backend` 0.24 takes a consumer's descriptor for a number and never closes it: that
+/// is done here. Each of its threads holds the backend until it has waited for the last time, so
+/// nobody waits on a number that is another file's by then.
+#[derive(Default)]
+pub(super) struct ExitEvents(Mutex<Vec<OwnedFd>>);
+
+impl ExitEvents {
+    /// An event for one more thread. The consumer is not to be dropped, only to be taken apart.
+    pub(super) fn add(&self) -> Option<(EventConsumer, EventNotifier)> {
+        let flags = EventFlag::CLOEXEC | EventFlag::NONBLOCK;
+        let (consumer, notifier) = new_event_consumer_and_notifier(flags).ok()?;
+        // SAFETY: whoever asked for the event gives the descriptor up without closing it.
+        let owned = unsafe { OwnedFd::from_raw_fd(consumer.as_raw_fd()) };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(owned);
+        Some((consumer, notifier))
+    }
+}
 
 /// What a connection is to.
 pub(super) trait Served: Send + Sync + 'static {

@@ -24,11 +24,14 @@
 //! * Where the boot cannot be told (no `/proc`), an image that was not left cleanly is recovered,
 //!   but for a process that follows another that served it.
 //! * After a sync that failed nobody knows what is on the disk: no later one of this process
-//!   succeeds, nor of the workers that its holder starts after it.
+//!   succeeds, nor of the workers that its holder starts after it. The state says so too, in the
+//!   page cache, which has what the disk may lack. The next holder [writes it again](super::cached)
+//!   before it believes a sync. After a crash of the host such an image was not left cleanly.
 
 use std::{
     fs::File,
     io,
+    os::unix::fs::FileExt,
     sync::{
         Arc,
         atomic::{
@@ -42,18 +45,21 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 
 use super::{
-    Store, StoreError, counters, entry::ENTRY_BYTES, image::Image, index::Index, journal::Journal, ledger,
-    memory::Memory, tables::Tables,
+    Store, StoreError, cached, counters, entry::ENTRY_BYTES, image::Image, index::Index, journal::Journal,
+    ledger, memory::Memory, tables::Tables,
 };
 
 /// Behind the pages of superblock and checkpoints.
 pub(super) const HEAD_END: u64 = 20 << 10;
 /// The state: magic, CRC-32C of what follows it, the number of the checkpoint that is all of the
-/// image if it was left cleanly (0 otherwise), and the boot.
+/// image if it was left cleanly (0 otherwise, or [`FAILED`]), and the boot.
 const STATE_AT: usize = 8 << 10;
 /// The copies' headers: magic, CRC-32C of what follows it, number, bytes of the tables, their
 /// CRC-32C, seconds since 1970.
 const HEADERS_AT: [usize; 2] = [12 << 10, 16 << 10];
+/// In the place of that number: a sync failed. No checkpoint has it, so an earlier program reads it
+/// as 0.
+const FAILED: u64 = u64::MAX;
 const STATE_MAGIC: [u8; 8] = *b"LAMSTATE";
 const HEADER_MAGIC: [u8; 8] = *b"LAMCHECK";
 /// Bytes of a boot's name.
@@ -81,6 +87,8 @@ pub struct Head {
     /// Memory of the holder, where the next worker finds that one failed: the kernel says so once.
     beside: Option<Arc<File>>,
     state: Mutex<()>,
+    /// Held while the state is written.
+    writing: Mutex<()>,
     #[cfg(any(test, feature = "testing"))]
     failpoints: super::failpoints::Failpoints,
 }
@@ -123,6 +131,7 @@ impl Head {
             has_failed: AtomicBool::new(image.beside_file().is_some_and(|file| ledger::has_failed(file))),
             beside: image.beside_file().cloned(),
             state: Mutex::new(()),
+            writing: Mutex::new(()),
             #[cfg(any(test, feature = "testing"))]
             failpoints: super::failpoints::current(),
         })
@@ -153,13 +162,20 @@ impl Head {
     }
 
     fn set_state(&self, clean: u64) {
-        let mut state = [0; STATE_BYTES];
-        state[16..24].copy_from_slice(&clean.to_le_bytes());
-        state[24..].copy_from_slice(&self.boot);
-        self.put(STATE_AT, STATE_MAGIC, &mut state);
+        let _one = self.writing.lock();
+        let state = self.state_of(if self.has_failed() { FAILED } else { clean });
+        self.memory.write(STATE_AT, &state);
     }
 
-    /// The number of the checkpoint that the image is, and the boot.
+    fn state_of(&self, number: u64) -> [u8; STATE_BYTES] {
+        let mut state = [0; STATE_BYTES];
+        state[16..24].copy_from_slice(&number.to_le_bytes());
+        state[24..].copy_from_slice(&self.boot);
+        seal(STATE_MAGIC, &mut state);
+        state
+    }
+
+    /// The number of the checkpoint that the image is, or what stands in its place, and the boot.
     fn state(&self) -> Option<(u64, [u8; BOOT_BYTES])> {
         let state = self.get::<STATE_BYTES>(STATE_AT, STATE_MAGIC)?;
         Some((word(&state, 16), *state.last_chunk().expect("the boot is last")))
@@ -179,19 +195,13 @@ impl Head {
         for (place, word) in header[16..].as_chunks_mut().0.iter_mut().zip(words) {
             *place = word.to_le_bytes();
         }
-        self.put(HEADERS_AT[copy], HEADER_MAGIC, &mut header);
+        seal(HEADER_MAGIC, &mut header);
+        self.memory.write(HEADERS_AT[copy], &header);
     }
 
     /// Says that a copy is none.
     fn forget(&self, copy: usize) {
         self.memory.write(HEADERS_AT[copy], &[0; HEADER_BYTES]);
-    }
-
-    fn put(&self, at: usize, magic: [u8; 8], bytes: &mut [u8]) {
-        let check = u64::from(crc32c::crc32c(&bytes[16..]));
-        bytes[..8].copy_from_slice(&magic);
-        bytes[8..16].copy_from_slice(&check.to_le_bytes());
-        self.memory.write(at, bytes);
     }
 
     fn get<const BYTES: usize>(&self, at: usize, magic: [u8; 8]) -> Option<[u8; BYTES]> {
@@ -205,19 +215,47 @@ impl Head {
     fn sync(&self) -> io::Result<()> {
         if self.has_failed.load(Relaxed) {
             return Err(io::Error::other(
-                "a sync before failed, and what of it is on the disk is not known; save a snapshot to another disk",
+                "a sync before failed, and what of it is on the disk is not known; save a snapshot to another disk, or mend this one and start again before the host is",
             ));
         }
         #[cfg(any(test, feature = "testing"))]
         let synced = self.failpoints.synced(&self.file).and_then(|()| self.file.sync_data());
         #[cfg(not(any(test, feature = "testing")))]
         let synced = self.file.sync_data();
-        synced.inspect_err(|_| {
-            self.has_failed.store(true, Relaxed);
-            if let Some(Err(why)) = self.beside.as_deref().map(ledger::note_failure) {
-                tracing::error!("the next worker will not know that a sync failed: {why}");
-            }
-        })
+        synced.inspect_err(|_| self.fail())
+    }
+
+    /// Says that what should be on the disk is not, to whoever opens the image until the host is
+    /// started again.
+    fn fail(&self) {
+        self.has_failed.store(true, Relaxed);
+        if let Some(Err(why)) = self.beside.as_deref().map(ledger::note_failure) {
+            tracing::error!("the next worker will not know that a sync failed: {why}");
+        }
+        let _one = self.writing.lock();
+        // As a file: a store into the mapping may be the end of the process if the disk is none any
+        // more.
+        if let Err(why) = self.file.write_all_at(&self.state_of(FAILED), STATE_AT as u64) {
+            tracing::error!("who serves the image next will not know that a sync failed: {why}");
+        }
+    }
+
+    /// Brings to the disk what a sync of an earlier holder may have left out. If it cannot, no sync
+    /// of this process succeeds.
+    fn sync_again(&self) {
+        if self.has_failed() {
+            return;
+        }
+        let written = cached::write_again(&self.file).inspect_err(|_| self.fail());
+        match written.and_then(|bytes| self.sync().map(|()| bytes)) {
+            Ok(bytes) => tracing::warn!(
+                bytes,
+                "a sync of the image failed before it was served: what the system still had of it was written to the disk again"
+            ),
+            Err(why) => tracing::error!(
+                "a sync of the image failed before it was served, and what the system still has of it cannot be written to the disk: {why}"
+            ),
+        }
     }
 
     /// Whether a sync failed: what of the image is on the disk is not known then, and what the disk
@@ -267,6 +305,10 @@ pub fn settle(image: Image, first_process: bool) -> Result<Image, StoreError> {
     if !is_clean && first_process && !state.is_some_and(|(_, boot)| known(&boot)) {
         let (copy, header) = last.ok_or(StoreError::Crashed { damaged: "the headers of its checkpoints" })?;
         recover(&image, copy, header)?;
+    }
+    // Of another boot there is nothing in the page cache.
+    if state.is_some_and(|(number, boot)| number == FAILED && boot == head.boot) {
+        head.sync_again();
     }
     head.is_clean.store(is_clean, Relaxed);
     if !is_clean {
@@ -404,8 +446,9 @@ impl Checkpoints {
         };
         let is_new = !image.superblock().checkpoints;
         if is_new || last.1 == 0 {
-            let first =
-                made.make(store).and_then(|()| if is_new { image.says_checkpoints() } else { Ok(()) });
+            let first = made.make(store).and_then(|()| {
+                if is_new { image.says_checkpoints().inspect_err(|_| made.head.fail()) } else { Ok(()) }
+            });
             first.map_err(|source| StoreError::NoRoom { what: "checkpoints", source })?;
         }
         Ok(Some(made))
@@ -492,6 +535,13 @@ impl Checkpoints {
     pub(super) fn made(&self) -> u64 {
         self.made.load(Relaxed)
     }
+}
+
+/// Begins `bytes` with a magic and the check of what follows both.
+fn seal(magic: [u8; 8], bytes: &mut [u8]) {
+    let check = u64::from(crc32c::crc32c(&bytes[16..]));
+    bytes[..8].copy_from_slice(&magic);
+    bytes[8..16].copy_from_slice(&check.to_le_bytes());
 }
 
 /// What the kernel calls its boot; zeros if it cannot be told.

@@ -3,9 +3,10 @@
 
 use std::{
     cell::RefCell,
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::File,
     io,
+    ops::Range,
     os::{fd::AsFd, unix::fs::FileExt},
     sync::{
         Arc,
@@ -35,6 +36,9 @@ pub struct Failpoints {
     /// Files as they were when they were synced last, and whether syncs fail.
     synced: Arc<Mutex<Option<Pages>>>,
     broken: Arc<AtomicBool>,
+    /// Pages that syncs which failed left out, as they were: the system takes them for written.
+    /// None of one of zeros.
+    lost: Arc<Mutex<BTreeMap<u64, Option<Vec<u8>>>>>,
     syncs: Arc<AtomicI64>,
 }
 
@@ -82,6 +86,7 @@ impl Failpoints {
             boots: Arc::default(),
             synced: Arc::default(),
             broken: Arc::default(),
+            lost: Arc::default(),
             syncs: Arc::default(),
         }
     }
@@ -97,6 +102,7 @@ impl Failpoints {
 
     /// Says what is on the disk.
     pub fn set_synced(&self, pages: Pages) {
+        self.lost.lock().clear();
         *self.synced.lock() = Some(pages);
     }
 
@@ -119,15 +125,34 @@ impl Failpoints {
     pub(super) fn synced(&self, file: &File) -> io::Result<()> {
         // It may die before anything of it is on the disk.
         self.stored();
-        if self.broken.load(Relaxed) {
+        let mut synced = self.synced.lock();
+        let is_broken = self.broken.load(Relaxed);
+        if let Some(synced) = &mut *synced {
+            let (mut is, mut lost) = (pages(file), self.lost.lock());
+            if is_broken {
+                let all: BTreeSet<u64> = synced.keys().chain(is.keys()).copied().collect();
+                let left_out = all.into_iter().filter(|page| synced.get(page) != is.get(page));
+                lost.extend(left_out.map(|page| (page, is.get(&page).cloned())));
+            } else {
+                // Written since, they are written.
+                lost.retain(|page, bytes| is.get(page) == bytes.as_ref());
+                for page in lost.keys() {
+                    is.remove(page);
+                    is.extend(synced.remove(page).map(|bytes| (*page, bytes)));
+                }
+                *synced = is;
+            }
+        }
+        if is_broken {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
         self.syncs.fetch_add(1, Relaxed);
-        let mut synced = self.synced.lock();
-        if synced.is_some() {
-            *synced = Some(pages(file));
-        }
         Ok(())
+    }
+
+    /// These bytes of a file were written, maybe as they were.
+    pub(super) fn wrote(&self, bytes: Range<u64>) {
+        self.lost.lock().retain(|page, _| !(bytes.start / PAGE..bytes.end.div_ceil(PAGE)).contains(page));
     }
 
     /// Opens images with these from now on.

@@ -9,6 +9,10 @@
 //!   happened, or it did not.
 //! * There is a record for each stripe of blocks, whose lock its writer holds, and
 //!   [`WINDOW_RECORDS`] for KV windows, which wait for one to be free.
+//! * Nothing is written here before the index is [watched](Index::watch): an image that was left
+//!   cleanly says first that it is no more, as what its disk has of a record is replayed otherwise,
+//!   and what the record names may not be there. Who waits for a record does so before that, as
+//!   checkpoints wait for who watches.
 
 use parking_lot::{Condvar, Mutex};
 
@@ -39,6 +43,10 @@ pub(super) struct Journal {
     free: Mutex<Vec<usize>>,
     freed: Condvar,
 }
+
+/// A window's record that is taken, and not valid yet.
+#[must_use]
+pub(super) struct WindowRecord(usize);
 
 /// A valid record. Its change is in the index when it is [ended](Journal::end).
 #[must_use]
@@ -84,17 +92,24 @@ impl Journal {
         record
     }
 
-    /// Records the entries of blocks from `first` on, at most [`MAX_BLOCKS`]; waits for a free
-    /// record.
-    pub(super) fn begin_window(&self, first: u64, entries: &[[u8; ENTRY_BYTES]]) -> Record {
+    /// Takes a record for a window; waits for one to be free.
+    pub(super) fn take_window(&self) -> WindowRecord {
         let mut free = self.free.lock();
-        let window = loop {
+        loop {
             if let Some(window) = free.pop() {
-                break window;
+                return WindowRecord(window);
             }
             self.freed.wait(&mut free);
-        };
-        drop(free);
+        }
+    }
+
+    /// Records the entries of blocks from `first` on, at most [`MAX_BLOCKS`].
+    pub(super) fn begin_window(
+        &self,
+        WindowRecord(window): WindowRecord,
+        first: u64,
+        entries: &[[u8; ENTRY_BYTES]],
+    ) -> Record {
         let record = Record { at: window_record(window), window: Some(window) };
         self.write(record.at, first, entries);
         record

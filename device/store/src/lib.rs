@@ -21,6 +21,7 @@
 //! * The store knows blocks and bytes. What they mean is the codec's business.
 
 mod batch;
+mod cached;
 pub mod cause;
 pub mod checkpoint;
 pub mod counters;
@@ -542,9 +543,10 @@ impl Store {
             if let Some(ledger) = &self.ledger {
                 blocks.clone().for_each(|block| ledger.note_entry(block, &self.index.raw(block)));
             }
-            let record =
-                self.journal.as_ref().map(|journal| (journal, journal.begin_window(first, &entries)));
+            let taken = self.journal.as_ref().map(|journal| (journal, journal.take_window()));
             let watch = self.index.watch();
+            let record =
+                taken.map(|(journal, taken)| (journal, journal.begin_window(taken, first, &entries)));
             for (block, entry) in (first..).zip(&entries) {
                 self.index.put(&watch, block, entry);
             }

@@ -6,6 +6,8 @@ use std::{fs, time::Duration};
 use anyhow::{Context, Result};
 use rustix::param::clock_ticks_per_second;
 
+use crate::processes::children;
+
 /// What the process `pid` and its descendants that run have used so far. One that is no more has
 /// used nothing.
 pub(super) fn used(pid: u32) -> Duration {
@@ -23,13 +25,4 @@ fn own(pid: u32) -> Result<Duration> {
         ticks += field.parse::<u64>()?;
     }
     Ok(Duration::from_secs(1) * u32::try_from(ticks)? / u32::try_from(clock_ticks_per_second())?)
-}
-
-/// The processes that this one's threads have started and that are not waited for yet.
-fn children(pid: u32) -> Vec<u32> {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let lists = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
-    lists
-        .flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
-        .collect()
 }

@@ -14,6 +14,7 @@ pub mod models;
 pub mod mount;
 pub mod packkv;
 pub mod pool;
+mod processes;
 pub mod publish;
 pub mod start;
 pub mod store;

@@ -1,12 +1,12 @@
 //! How long an empty device takes to start, and how much memory, by its capacity.
 
-use std::{fs, time::Instant};
+use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use comfy_table::Table;
 use lamina_run::daemon::{Daemon, Serve};
 
-use crate::{median, table};
+use crate::{median, processes::memory, table};
 
 const CAPACITIES: [&str; 3] = ["256M", "4G", "64G"];
 
@@ -15,9 +15,9 @@ const CAPACITIES: [&str; 3] = ["256M", "4G", "64G"];
 /// # Errors
 /// When a device does not start.
 pub fn run(rounds: usize) -> Result<Table> {
-    let mut out = table(&["capacity", "ready after ms", "resident MiB"]);
+    let mut out = table(&["capacity", "ready after ms", "memory MiB"]);
     for capacity in CAPACITIES {
-        let (mut seconds, mut resident) = (Vec::new(), Vec::new());
+        let (mut seconds, mut memories) = (Vec::new(), Vec::new());
         for _ in 0..rounds {
             let serve = Serve {
                 models: Vec::new(),
@@ -32,18 +32,17 @@ pub fn run(rounds: usize) -> Result<Table> {
             let begun = Instant::now();
             let device = Daemon::start(&serve)?;
             seconds.push(begun.elapsed().as_secs_f64());
-            resident.push(resident_mib(device.pid())?);
+            memories.push(mib(device.pid())?);
             device.stop()?;
         }
-        let (seconds, resident) = (median(seconds), median(resident));
-        out.add_row([capacity.to_owned(), format!("{:.0}", seconds * 1e3), format!("{resident:.1}")]);
+        let (seconds, memory) = (median(seconds), median(memories));
+        out.add_row([capacity.to_owned(), format!("{:.0}", seconds * 1e3), format!("{memory:.1}")]);
     }
     Ok(out)
 }
 
-fn resident_mib(pid: u32) -> Result<f64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).context("no VmRSS")?;
-    let kib: f64 = line.split_whitespace().nth(1).context("no VmRSS")?.parse()?;
-    Ok(kib / 1024.0)
+/// Of the holder and its worker.
+#[expect(clippy::cast_precision_loss, reason = "a size to be looked at")]
+fn mib(device: u32) -> Result<f64> {
+    Ok(memory(device)? as f64 / f64::from(1 << 20))
 }

@@ -3,11 +3,13 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use lamina_pool::{Geometry, Pool, PoolError, local, soak};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::stat::Mode;
+use nix::unistd::{Pid, mkfifo};
 
 use crate::basics::bytes;
 
@@ -140,6 +142,24 @@ fn who_fails_to_make_a_pool_takes_nothing_from_those_that_wait_for_it() {
         assert!((0..8).step_by(2).all(|name| pool.get(&name.to_string()).unwrap() == Some(content(name))));
         pool.leave().unwrap();
     }
+}
+
+#[test]
+fn a_fifo_is_no_pool_and_is_not_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("fifo");
+    mkfifo(&path, Mode::S_IRWXU).unwrap();
+    let (done, ended) = channel();
+    // One that waits for ever would keep a test from its end.
+    std::thread::spawn(move || {
+        assert!(local::holds_something(&path).unwrap());
+        let geometry = Geometry::fitting(local::length_of(&path, 1 << 20).unwrap());
+        local::create(&path, &geometry).unwrap_err();
+        assert!(local::open_or_create(&path, &geometry, |_| Ok(())).is_err());
+        assert!(Pool::open(&path).is_err() && path.exists());
+        done.send(()).unwrap();
+    });
+    ended.recv_timeout(Duration::from_secs(10)).expect("nobody waits for the other end");
 }
 
 #[test]

@@ -81,9 +81,18 @@ impl Part for Ivshmem {
 }
 
 fn check_window(window: &'static str, path: &Path, bytes: u64) -> Result<(), TopologyError> {
+    check_bytes(window, bytes)?;
+    check_file(window, path, bytes)
+}
+
+/// Whether a `window` of so many bytes can be shared memory of a PCI device.
+///
+/// # Errors
+/// [`TopologyError::NoPowerOfTwo`].
+pub fn check_bytes(window: &'static str, bytes: u64) -> Result<(), TopologyError> {
     // Half of the address space: no file is longer.
     if !bytes.is_power_of_two() || bytes < MIN_BYTES || bytes > i64::MAX as u64 {
         return Err(TopologyError::NoPowerOfTwo { window, bytes });
     }
-    check_file(window, path, bytes)
+    Ok(())
 }

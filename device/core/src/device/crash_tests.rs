@@ -89,8 +89,14 @@ impl Host {
                 left.insert(page, bytes.clone());
             }
         }
+        self.crash_to(left);
+    }
+
+    /// Crashes: `left` is on the disk. The host comes up again.
+    fn crash_to(&mut self, left: Pages) {
         let length = self.image.file().metadata().unwrap().len();
         let file = file_of(&left, length);
+        self.versions.1.clear();
         self.failpoints.boot();
         self.failpoints.set_synced(left);
         (self.ledger, self.worker) = (Image::new_ledger().unwrap(), 0);
@@ -323,7 +329,8 @@ fn an_image_that_is_left_cleanly_is_taken_as_it_is_until_it_changes() {
     assert!(read_all(&device) == model && device.stats().kv_windows.open == 1);
     // Who changes it afterwards says so before anything is on the disk.
     let syncs = host.failpoints.syncs();
-    device.write_base(0, &bytes(7, 3 * BLOCK)).unwrap();
+    // First of all into the window that is open still.
+    device.write_base((BLOCKS / 2 * BLOCK) as u64 + 50, &[7; 50]).unwrap();
     assert_eq!(host.failpoints.syncs(), syncs + 1);
     device.write_base(5, &bytes(7, 3 * BLOCK)).unwrap();
     assert_eq!(host.failpoints.syncs(), syncs + 1);
@@ -333,6 +340,33 @@ fn an_image_that_is_left_cleanly_is_taken_as_it_is_until_it_changes() {
     let window = BLOCKS / 2 * BLOCK..BLOCKS / 2 * BLOCK + 100;
     assert!(found[..window.start] == model[..window.start] && found[window.end..] == model[window.end..]);
     assert_eq!((found[window.clone()] == model[window], again.stats().kv_windows.open), (false, 0));
+}
+
+#[test]
+fn a_window_is_not_recorded_before_an_image_that_was_left_cleanly_says_that_it_is_no_more() {
+    let mut host = Host::new();
+    let device = host.open();
+    device.create_tensor(cache()).unwrap();
+    let at = (BLOCKS / 2 * BLOCK) as u64;
+    device.write_base(at, &bytes(5, 4 * BLOCK)).unwrap();
+    let model = read_all(&device);
+    device.sync_last().unwrap();
+    drop(device);
+    let mut left = host.failpoints.last_synced();
+    let device = host.open();
+    let syncs = host.failpoints.syncs();
+    // Whole, so that it is not staged first.
+    device.write_base(at, &bytes(7, 4 * BLOCK)).unwrap();
+    assert_eq!((host.failpoints.syncs(), device.stats().kv_windows.open), (syncs + 1, 0));
+    // The journal as it was when that was to be on the disk may be the first that is.
+    let journal = device.image().unwrap().parts()[3].clone();
+    let journal = journal.start / 4096..journal.end.div_ceil(4096);
+    left.retain(|page, _| !journal.contains(page));
+    left.extend(host.failpoints.last_synced().into_iter().filter(|(page, _)| journal.contains(page)));
+    drop(device);
+    host.crash_to(left);
+    let device = host.open();
+    assert!(read_all(&device) == model && device.poison().is_empty());
 }
 
 #[test]
@@ -353,6 +387,70 @@ fn a_sync_that_fails_is_said_once_and_no_later_one_says_that_all_is_well() {
     device.write_base(0, &bytes(6, BLOCK)).unwrap();
     drop(device);
     assert!(read_all(&host.open())[..BLOCK] == bytes(6, BLOCK));
+}
+
+#[test]
+fn what_a_failed_sync_left_out_is_brought_to_the_disk_by_the_next_holder() {
+    let mut host = Host::new();
+    let device = host.open_next();
+    device.create_tensor(cache()).unwrap();
+    device.write_base(0, &bytes(5, 8 * BLOCK)).unwrap();
+    device.sync().unwrap();
+    device.write_base(0, &bytes(6, BLOCKS * BLOCK)).unwrap();
+    let fail = |host: &Host, device: &Device| {
+        host.failpoints.break_syncs(true);
+        assert!(device.sync().is_err());
+        host.failpoints.break_syncs(false);
+    };
+    fail(&host, &device);
+    device.write_base(BLOCK as u64, &bytes(7, BLOCK)).unwrap();
+    let model = read_all(&device);
+    drop(device);
+    // The same holder's workers go on, and bring nothing to the disk.
+    let device = host.open_next();
+    assert!(device.sync_last().is_err() && read_all(&device) == model);
+    drop(device);
+    // The disk fails another holder too.
+    (host.ledger, host.worker) = (Image::new_ledger().unwrap(), 0);
+    host.failpoints.break_syncs(true);
+    let device = host.open_next();
+    host.failpoints.break_syncs(false);
+    assert!(device.sync_last().is_err() && read_all(&device) == model);
+    drop(device);
+    (host.ledger, host.worker) = (Image::new_ledger().unwrap(), 0);
+    let device = host.open_next();
+    assert!(read_all(&device) == model);
+    device.sync_last().unwrap();
+    drop(device);
+    host.crash_to(host.failpoints.last_synced());
+    let syncs = host.failpoints.syncs();
+    let device = host.open_next();
+    assert!(read_all(&device) == model && device.poison().is_empty());
+    // It was left cleanly, and nothing had to be brought to the disk.
+    assert_eq!(host.failpoints.syncs(), syncs);
+}
+
+#[test]
+fn an_image_whose_last_sync_failed_was_not_left_cleanly() {
+    for mut seed in 0..20 {
+        let mut host = Host::new();
+        let device = host.open();
+        device.create_tensor(cache()).unwrap();
+        device.write_base(0, &bytes(5, BLOCKS * BLOCK)).unwrap();
+        let model = read_all(&device);
+        device.sync().unwrap();
+        // Nothing but that it is left cleanly is to be brought to the disk.
+        host.failpoints.break_syncs(true);
+        assert!(device.sync_last().is_err());
+        host.note();
+        device.write_base(0, &bytes(6, 20 * BLOCK)).unwrap();
+        device.flush(0, device.base_bytes()).unwrap();
+        drop(device);
+        host.failpoints.break_syncs(false);
+        host.crash(&mut seed);
+        let device = host.open();
+        assert!(read_all(&device) == model && device.poison().is_empty(), "seed {seed}");
+    }
 }
 
 #[test]

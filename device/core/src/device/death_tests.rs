@@ -9,8 +9,8 @@ use std::{
 
 use super::{
     image_tests::{
-        BLOCK, BLOCKS, again, agree, bytes, config, new_image, open_as, open_of, stored, weights,
-        with_tensors,
+        BLOCK, BLOCKS, again, agree, bytes, config, file_of, new_image, open_as, open_of, read_all, stored,
+        weights, with_tensors,
     },
     *,
 };
@@ -327,10 +327,16 @@ fn what_the_disk_may_have_lost_does_not_count() {
         device.note_accounts();
         std::mem::forget(device);
     }
-    // Whoever is started with all processes gone finds what the disk has.
+    // Whoever is started with all processes gone finds what the page cache has, and no later sync
+    // by itself brings it to the disk.
     let device = Device::open(again(&served.image), &config()).unwrap();
-    device.write_base(0, &bytes(3, BLOCK)).unwrap();
+    device.write_base(0, &bytes(6, BLOCK)).unwrap();
     device.sync().unwrap();
+    let wanted = read_all(&device);
+    let left = file_of(&served.failpoints.last_synced(), served.image.file().metadata().unwrap().len());
+    served.failpoints.boot();
+    let left = Image::from_file(left, std::path::Path::new("left")).unwrap().unwrap().on_disk();
+    assert!(read_all(&Device::open(left, &config()).unwrap()) == wanted);
 }
 
 #[test]

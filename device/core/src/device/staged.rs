@@ -9,6 +9,8 @@
 //!   block is lost no more after it was written.
 //! * A store into a window is made a block at a time, and each block is noted in the second page
 //!   first: a kill leaves the block as it was or as it is to be, never a mixture.
+//! * Who stores into a place says first that the image changes: it may have been left cleanly with
+//!   the window in it. A place that is freed needs no word, as its window was published.
 
 use std::sync::{
     Arc,
@@ -117,9 +119,7 @@ impl StagedPlaces {
             self.free.lock().push(at);
             return Err(full);
         }
-        if let Some(head) = &self.head {
-            head.touch();
-        }
+        self.touch();
         self.memory.write(at + WINDOW, bytes);
         let blocks = (bytes.len() / BLOCK_BYTES) as u64;
         self.put(at + FIRST, first);
@@ -134,6 +134,7 @@ impl StagedPlaces {
 
     /// Stores `data` at `to` of the window in `place`.
     pub(super) fn write(&self, place: &Place, to: usize, data: &[u8]) {
+        self.touch();
         let mut done = 0;
         while done < data.len() {
             let length = (BLOCK_BYTES - (to + done) % BLOCK_BYTES).min(data.len() - done);
@@ -152,6 +153,7 @@ impl StagedPlaces {
 
     /// Says which blocks of the window in `place` are lost.
     pub(super) fn set_lost(&self, place: &Place, lost: &BlockSet) {
+        self.touch();
         // What was written before is there when a block is lost no more.
         fence(Ordering::Release);
         for (at, word) in (place.at + LOST..).step_by(8).zip(lost.words()) {
@@ -164,6 +166,13 @@ impl StagedPlaces {
         fence(Ordering::Release);
         self.put(at + BLOCKS, 0);
         self.free.lock().push(at);
+    }
+
+    /// Says that something is about to change.
+    fn touch(&self) {
+        if let Some(head) = &self.head {
+            head.touch();
+        }
     }
 
     fn word(&self, at: usize) -> u64 {

@@ -135,6 +135,32 @@ pub enum FilesError {
         /// The name.
         name: String,
     },
+    /// A model of the name is there, and is another or shown otherwise.
+    #[error(
+        "the image holds a model {name:?} already, and {why}. Nothing was changed: leave this one out, and `lamina rm {name}` and \
+         `lamina load` it, or `lamina load` it under another name (`--as`)"
+    )]
+    Kept {
+        /// The name.
+        name: String,
+        /// What is another.
+        why: String,
+    },
+    /// A model that another is stored as the difference to.
+    #[error(
+        "{name} is the base of {derived}, and cannot be removed before that: `lamina tensor detach {remedy}` stores it by itself, \
+         `lamina {removes}` removes it"
+    )]
+    IsBase {
+        /// The model.
+        name: String,
+        /// A model of those, or a tensor that is no model's.
+        derived: String,
+        /// What detaches it.
+        remedy: String,
+        /// What removes it.
+        removes: String,
+    },
     /// No model has the name.
     #[error("there is no model {name:?}; `lamina ls` lists them")]
     Unknown {

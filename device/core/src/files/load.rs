@@ -17,7 +17,7 @@ use crate::device::{Device, DeviceError, Places};
 use crate::load::{
     KvRule, LoadError, LoadOptions, Progress, drop_tensor, drop_tensor_by, is_no_base, load_from, source_of,
 };
-use crate::tensor::{Tensor, TensorSpec};
+use crate::tensor::{Tensor, TensorError, TensorSpec};
 use lamina_codec::format::Format;
 
 /// Bits of a model's number.
@@ -110,7 +110,7 @@ pub fn load(
     let wanted: Vec<_> = std::iter::once((own.clone(), bytes.len() as u64)).chain(tensors).collect();
     let mut seen = device.sources_of_tensors();
     if let Some((name, _)) = wanted.iter().find(|(name, _)| seen.remove(name).is_some()) {
-        let source = crate::tensor::TensorError::Exists { name: name.clone() };
+        let source = TensorError::Exists { name: name.clone() };
         return Err(DeviceError::from(source).into());
     }
     let places = match device.places_for(&wanted, &BTreeSet::new(), &[])? {
@@ -212,7 +212,34 @@ pub fn remove(
 ///
 /// Which are.
 pub fn may_go(device: &Device, model: &Model) -> Result<(), FilesError> {
-    Ok(loaded(device, &model.manifest).into_iter().try_for_each(|tensor| is_no_base(device, tensor))?)
+    let mut tensors = loaded(device, &model.manifest).into_iter();
+    let Some(refused) = tensors.find_map(|tensor| is_no_base(device, tensor).err()) else { return Ok(()) };
+    let LoadError::Device { source: DeviceError::Tensor(TensorError::IsBase { derived, .. }), .. } = &refused
+    else {
+        return Err(refused.into());
+    };
+    let Some(derived) = derived.first() else { return Err(refused.into()) };
+    let name = model.manifest.name.clone();
+    let has = |other: &Model| other.manifest.tensors().any(|tensor| tensor == derived);
+    if let Some(Model { manifest: Manifest { name: derived, .. }, .. }) =
+        whole_models(device).into_iter().find(has)
+    {
+        let (remedy, removes) = (format!("--model {derived}"), format!("rm {derived}"));
+        return Err(FilesError::IsBase { name, derived, remedy, removes });
+    }
+    let (remedy, removes) = (derived.clone(), format!("tensor rm {derived}"));
+    Err(FilesError::IsBase { name, derived: format!("the tensor {derived}"), remedy, removes })
+}
+
+/// The models that are there whole. Nothing is removed.
+fn whole_models(device: &Device) -> Vec<Model> {
+    let tensors = device.hidden_tensors();
+    let own = tensors.iter().filter(|tensor| model_of(tensor).is_some());
+    let whole = own.filter_map(|tensor| match read(device, tensor) {
+        Ok(Found::Whole(model)) => Some(*model),
+        _ => None,
+    });
+    whole.chain(checkpoints::held(device)).collect()
 }
 
 /// The tensors of a model that are there as they were loaded. They name their source: what does

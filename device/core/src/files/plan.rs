@@ -2,7 +2,7 @@
 //! that is in it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -12,12 +12,12 @@ use serde::Deserialize;
 use super::folder::{LeftOut, escaped};
 use super::manifest::{Content, Extent, FileEntry, Manifest, StrandOf};
 use super::map::PrecisionMap;
-use super::precision::spelled;
+use super::precision::{is_view, spelled};
 use super::{FilesError, expand};
 use crate::load::base_needed;
 use crate::model::checkpoint::of_kind;
 use crate::model::scaled::{self, ScaledTensor};
-use crate::model::{FileKind, ModelFile, ModelTensor, Rearranged, Strand, sixes};
+use crate::model::{FileKind, ModelFile, ModelTensor, Rearranged, Strand, open_regular, sixes};
 use crate::tensor::HIDDEN;
 use lamina_codec::BLOCK_BYTES;
 use lamina_codec::view::{Kind, View};
@@ -262,7 +262,7 @@ impl ModelPlan {
         views.iter().try_for_each(|view| self.check_view(view))?;
         for (name, map) in maps {
             let wrong = |why: String| FilesError::Map { map: name.clone(), why };
-            if is_bad(name) || spelled(name).is_ok() {
+            if is_bad(name) || is_view(name) {
                 return Err(wrong("a map is called by a name that is no view's and has no `/`".to_owned()));
             }
             if map.rules.is_empty() {
@@ -393,11 +393,8 @@ impl Index {
     fn read(path: &Path) -> Result<Self, FilesError> {
         let wrong = |why: String| FilesError::Index { path: path.into(), why };
         let failed = |why: io::Error| wrong(why.to_string());
-        // Asked before opening, because opening a FIFO waits for its other end.
-        if !fs::metadata(path).map_err(failed)?.is_file() {
-            return Err(wrong("it is no file".to_owned()));
-        }
-        let file = File::open(path).map_err(failed)?;
+        let opened = open_regular(path).map_err(failed)?;
+        let (file, _) = opened.ok_or_else(|| wrong("it is no file".to_owned()))?;
         let mut text = Vec::new();
         file.take(MAX_INDEX + 1).read_to_end(&mut text).map_err(failed)?;
         if text.len() as u64 > MAX_INDEX {

@@ -57,6 +57,11 @@ impl fmt::Display for Precision {
     }
 }
 
+/// Whether a view of any format is spelled so.
+pub(super) fn is_view(spelling: &str) -> bool {
+    Format::ALL.into_iter().any(|format| View::parse(format, spelling).is_ok())
+}
+
 /// The view of this spelling, of the first format that has it, if elements of it have a dtype.
 pub(super) fn spelled(spelling: &str) -> Result<View, FilesError> {
     let packed = || FilesError::Packed { spelling: spelling.to_owned() };

@@ -231,18 +231,45 @@ fn decide_one(
             of.and_then(|of| device.source(of)).map_or(Held::Unknown, |of| Held::Other { path: of.path });
         return Err(held(tensor, other));
     }
-    let stamp = stamp_of(model.opened());
-    if stamp.is_some() && stamp == source.stamp {
-        return Ok(Decision::Keep { source: Some((id, Source { path: file.path, ..source })) });
-    }
-    let contents = Contents::of_file(model, &reported)?;
-    if Some(&contents) != source.contents.as_ref() {
+    let Some(now) = same(model, &source, &reported)? else {
         let here = source.path == file.path;
         return Err(held(tensor, Held::Changed { path: source.path, here }));
+    };
+    Ok(Decision::Keep { source: Some((id, now)) })
+}
+
+/// What is to be said from now on of the `source` that a checkpoint is; nothing if it is another.
+/// It is read where its times do not tell, and `progress` is told of that.
+///
+/// # Errors
+///
+/// When it cannot be read.
+pub(crate) fn same_source(
+    model: &ModelFile,
+    source: &Source,
+    progress: &(dyn Fn(Progress<'_>) -> ControlFlow<()> + Sync),
+) -> Result<Option<Source>, LoadError> {
+    let file = source_of(model);
+    if (source.bytes, &source.header) != (file.bytes, &file.header) {
+        return Ok(None);
+    }
+    same(model, source, &Reported::new(model, progress))
+}
+
+/// The same of one whose size and header are the source's.
+fn same(model: &ModelFile, source: &Source, reported: &Reported<'_>) -> Result<Option<Source>, LoadError> {
+    let file = source_of(model);
+    let stamp = stamp_of(model.opened());
+    if stamp.is_some() && stamp == source.stamp {
+        return Ok(Some(Source { path: file.path, ..source.clone() }));
+    }
+    let contents = Contents::of_file(model, reported)?;
+    if Some(&contents) != source.contents.as_ref() {
+        return Ok(None);
     }
     let now = model.now()?;
     let stamp = if told_apart(model.opened(), &now) { None } else { stamp_of(&now) };
-    Ok(Decision::Keep { source: Some((id, Source { contents: Some(contents), stamp, ..file })) })
+    Ok(Some(Source { contents: Some(contents), stamp, ..file }))
 }
 
 /// Does what was [decided](decide), telling `progress` of what is loaded as

@@ -31,6 +31,7 @@ pub(crate) mod checkpoint;
 mod error;
 mod gguf;
 mod npy;
+mod regular;
 mod safetensors;
 pub(crate) mod scaled;
 pub(crate) mod sixes;
@@ -48,6 +49,7 @@ pub use checkpoint::{FileKind, ReadAt};
 pub use error::ModelError;
 pub use gguf::GgufError;
 pub use npy::NpyError;
+pub(crate) use regular::open_regular;
 pub use safetensors::{MAX_HEADER_BYTES, MAX_NAME_BYTES};
 pub use scaled::Scheme;
 pub use strands::{Rearranged, Strand};
@@ -94,12 +96,7 @@ impl ModelFile {
     /// file as the module's rules have it.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         let failed = |source| ModelError::Open { path: path.into(), source };
-        // Asked before opening, because opening a FIFO waits for its other end.
-        if !fs::metadata(path).map_err(failed)?.is_file() {
-            return Err(ModelError::NotAFile { path: path.into() });
-        }
-        let file = File::open(path).map_err(failed)?;
-        let opened = file.metadata().map_err(failed)?;
+        let (file, opened) = Self::regular(path)?;
         let mut start = [0; checkpoint::MARK_BYTES];
         let length = start.len().min(usize::try_from(opened.len()).unwrap_or(usize::MAX));
         FileExt::read_exact_at(&file, &mut start[..length], 0).map_err(failed)?;
@@ -116,12 +113,7 @@ impl ModelFile {
     ///
     /// [`ModelError`] if there is no regular, readable file at `path`.
     pub fn open_as_bytes(path: &Path, name: &str) -> Result<Self, ModelError> {
-        let failed = |source| ModelError::Open { path: path.into(), source };
-        if !fs::metadata(path).map_err(failed)?.is_file() {
-            return Err(ModelError::NotAFile { path: path.into() });
-        }
-        let file = File::open(path).map_err(failed)?;
-        let opened = file.metadata().map_err(failed)?;
+        let (file, opened) = Self::regular(path)?;
         let length = opened.len();
         let tensor = ModelTensor {
             name: name.to_owned(),
@@ -144,6 +136,11 @@ impl ModelFile {
             remarks: Vec::new(),
             opened,
         })
+    }
+
+    fn regular(path: &Path) -> Result<(File, fs::Metadata), ModelError> {
+        let opened = open_regular(path).map_err(|source| ModelError::Open { path: path.into(), source })?;
+        opened.ok_or_else(|| ModelError::NotAFile { path: path.into() })
     }
 
     /// What kind of file it is.

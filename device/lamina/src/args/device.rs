@@ -21,15 +21,17 @@ pub(crate) struct DeviceArgs {
     /// Bytes of the base window [default: what the checkpoints take, at least 256M].
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
     pub(crate) capacity: Option<u64>,
-    /// Bytes of the views window [default: the capacity, or more if the views take more].
+    /// Bytes of the views window [default: the capacity, or more if the views, and one more of each
+    /// tensor, take more].
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
     pub(crate) views_capacity: Option<u64>,
-    /// The device: trace (bit-planes), gcomp (compressed words) or plain (words).
-    #[arg(long, default_value_t, value_name = "MODE")]
-    pub(crate) mode: Mode,
-    /// The codec: lz4, zstd or tree.
-    #[arg(long, default_value_t, value_name = "CODEC")]
-    pub(crate) codec: Codec,
+    /// The device: trace (bit-planes), gcomp (compressed words) or plain (words) [default: trace,
+    /// or as the --image is].
+    #[arg(long, value_name = "MODE")]
+    pub(crate) mode: Option<Mode>,
+    /// The codec: lz4, zstd or tree [default: tree, or as the --image has it].
+    #[arg(long, value_name = "CODEC")]
+    pub(crate) codec: Option<Codec>,
     /// A safetensors, GGUF or .npy file to load; may be given more than once. Packed elements of
     /// six bits get a byte each. A file that the --image holds already is not loaded again; tensors
     /// there of the same names and of another file, or of one that has changed, are refused.
@@ -46,17 +48,18 @@ pub(crate) struct DeviceArgs {
     /// else.
     #[arg(long, requires = "image")]
     pub(crate) replace: bool,
-    /// Views to make of every tensor, separated by commas; none if empty.
-    #[arg(long, value_delimiter = ',', default_value = "full", value_name = "LIST")]
-    pub(crate) views: Vec<String>,
+    /// Views to make of every tensor, separated by commas; none if empty [default: full].
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    pub(crate) views: Option<Vec<String>>,
     /// Tensors that are KV caches, by name pattern; those named *.k and *.v with two dimensions are
     /// without being told. Rows with padding and paged caches are written as for
     /// `lamina analyze --kv`.
     #[arg(long, value_name = "PATTERN=CHANNELS[,WINDOW]")]
     pub(crate) kv: Vec<KvRule>,
-    /// KV windows that may be open for writing at once; each is staged in memory until it is coded.
-    #[arg(long, default_value_t = 64, value_parser = open_windows, value_name = "N")]
-    pub(crate) open_windows: usize,
+    /// KV windows that may be open for writing at once; each is staged in memory until it is coded
+    /// [default: 64, or as the --image has it].
+    #[arg(long, value_parser = open_windows, value_name = "N")]
+    pub(crate) open_windows: Option<usize>,
     /// Keep the device in this file: it is there again the next time, with all that it held. The
     /// file is sparse, and stays as large as the device may become.
     #[arg(long, value_name = "FILE")]
@@ -155,9 +158,19 @@ pub(crate) struct FilesArgs {
 impl DeviceArgs {
     /// How checkpoints are loaded.
     pub(crate) fn load_options(&self) -> LoadOptions {
+        let mut options = self.requested();
+        options.kv.extend(KvRule::by_name());
+        if self.views.is_none() {
+            options.views = vec!["full".to_owned()];
+        }
+        options
+    }
+
+    /// What of that is said and not usual.
+    pub(crate) fn requested(&self) -> LoadOptions {
         LoadOptions {
-            views: self.views.iter().filter(|view| !view.is_empty()).cloned().collect(),
-            kv: [self.kv.clone(), KvRule::by_name().to_vec()].concat(),
+            views: self.views.iter().flatten().filter(|view| !view.is_empty()).cloned().collect(),
+            kv: self.kv.clone(),
             formats: self.format.clone(),
             partition: None,
             within: None,

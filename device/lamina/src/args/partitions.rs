@@ -31,14 +31,14 @@ pub(crate) struct PartitionArgs {
     /// So many hosts, h0, h1 and so on, share the device, or its shared partition, each with a
     /// cache of its own that nobody keeps coherent: stores show at others when they are flushed,
     /// and where these invalidate.
-    #[arg(long, value_name = "N", conflicts_with = "host", requires = "mount", value_parser = clap::value_parser!(u8).range(1..=16))]
+    #[arg(long, value_name = "N", conflicts_with = "host", group = "any_host", requires = "mount", value_parser = clap::value_parser!(u8).range(1..=16))]
     pub(crate) hosts: Option<u8>,
     /// Such a host by name; may be given more than once.
-    #[arg(long, value_name = "NAME", requires = "mount")]
+    #[arg(long, value_name = "NAME", group = "any_host", requires = "mount")]
     pub(crate) host: Vec<String>,
     /// Bytes of pages that a host's cache holds; each takes as much memory, and twice as much where
     /// the host stored into it.
-    #[arg(long, value_parser = bytes, default_value = "64M", value_name = "BYTES")]
+    #[arg(long, value_parser = bytes, default_value = "64M", requires = "any_host", value_name = "BYTES")]
     pub(crate) host_cache: u64,
 }
 

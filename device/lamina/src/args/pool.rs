@@ -7,7 +7,7 @@ use lamina_codec::format::Format;
 use lamina_codec::kv::KvLayout;
 
 use super::Client;
-use super::values::{bytes, kv_layout};
+use super::values::{bytes, kv_layout, pool_bytes};
 
 /// Keep objects and blocks of KV caches in a file that processes share by loads and stores.
 ///
@@ -20,7 +20,7 @@ pub(crate) enum PoolCommand {
         /// The file. It is made if it is not there.
         file: PathBuf,
         /// Bytes of a file that is made, with K, M, G or T; a file that is there has its own.
-        #[arg(long, value_parser = bytes, default_value = "256M")]
+        #[arg(long, value_parser = pool_bytes, default_value = "256M")]
         size: u64,
         /// Processes that may be attached at a time.
         #[arg(long, default_value_t = 16)]

@@ -10,16 +10,16 @@ use lamina_device::stats::{Interleaving, USUAL_BANDWIDTH};
 pub(crate) struct SeveralArgs {
     /// Count the base window as N devices, 2 to 8, over which software interleaves it in chunks of
     /// 2 MiB: what each of them moves, and modelled bandwidths. The guest sees one.
-    #[arg(long, value_parser = chunks, value_name = "N", conflicts_with = "interleave")]
+    #[arg(long, value_parser = chunks, value_name = "N", conflicts_with = "interleave", group = "more_than_one")]
     devices: Option<Interleave>,
     /// Show the base window as a CXL interleave set of 2 or 4 memory devices, a file for each
     /// beside `base`: 2 ways by granules of 256 to 16K, 4 ways by 256 to 8K. QEMU hands each of the
     /// guest's loads and stores of it on by itself, which is slow.
-    #[arg(long, value_name = "WAYSxGRANULE")]
+    #[arg(long, value_name = "WAYSxGRANULE", group = "more_than_one")]
     pub(crate) interleave: Option<Interleave>,
     /// GB/s that each of several devices is taken to move, for the modelled bandwidths; the default
     /// is what Beluga (SIGMOD 2026) measures of a CXL device in its pool.
-    #[arg(long, value_parser = bandwidth, default_value_t = USUAL_BANDWIDTH, value_name = "GB/S")]
+    #[arg(long, value_parser = bandwidth, default_value_t = USUAL_BANDWIDTH, requires = "more_than_one", value_name = "GB/S")]
     device_bandwidth: f64,
 }
 
@@ -67,9 +67,10 @@ mod tests {
             &["--devices", "x"],
             &["--interleave", "4x16K"],
             &["--interleave", "2x256", "--devices", "2"],
-            &["--device-bandwidth", "0"],
-            &["--device-bandwidth", "inf"],
-            &["--device-bandwidth", "-1"],
+            &["--device-bandwidth", "5"],
+            &["--devices", "2", "--device-bandwidth", "0"],
+            &["--devices", "2", "--device-bandwidth", "inf"],
+            &["--devices", "2", "--device-bandwidth=-1"],
         ] {
             assert!(serve(words).is_err(), "{words:?}");
         }

@@ -9,6 +9,7 @@ use lamina_codec::{Codec, UnknownCodec};
 use lamina_device::analyze::packkv::Scales;
 use lamina_device::device::MAX_OPEN_WINDOWS;
 use lamina_model::dram::Profile;
+use lamina_pool::Geometry;
 use lamina_qemu::Accel;
 use lamina_serve::Shows;
 use nix::unistd::{Uid, geteuid};
@@ -58,6 +59,13 @@ pub(super) fn takes_negative(arg: clap::Arg) -> clap::Arg {
     } else {
         arg.allow_negative_numbers(true)
     }
+}
+
+/// Bytes of a pool.
+pub(super) fn pool_bytes(text: &str) -> Result<u64, String> {
+    let bytes = bytes(text)?;
+    let least = Geometry::fitting(0).bytes().map_err(|why| why.to_string())?;
+    if bytes < least { Err(format!("a pool takes {least} bytes at least")) } else { Ok(bytes) }
 }
 
 /// A whole number within bounds.
@@ -192,6 +200,15 @@ pub(super) fn threads(text: &str) -> Result<usize, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pool_has_no_fewer_bytes_than_it_needs() {
+        let least = Geometry::fitting(0).bytes().unwrap();
+        assert_eq!(pool_bytes(&least.to_string()), Ok(least));
+        for few in ["0", "1", "4096", &(least - 1).to_string()] {
+            assert!(pool_bytes(few).unwrap_err().contains(&least.to_string()), "{few}");
+        }
+    }
 
     #[test]
     fn the_default_directory_for_sockets_is_the_users_own() {

@@ -85,7 +85,7 @@ impl State {
             }
             let pid = now.pid.context("there is no worker at the moment")?;
             now.trial = Trial::Running(now.program.replace(program.clone()));
-            now.replaced = true;
+            now.replaced = Some(pid);
             kill(pid);
             now.started
         };

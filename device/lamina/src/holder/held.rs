@@ -137,14 +137,16 @@ impl Opened {
         }
         let plan = Plan::new(partition_table, args, None)?;
         let mut config = plan.config(&args.load_options())?;
-        (config.mode, config.codec) = (args.mode, args.codec);
-        (config.open_windows, config.store_bytes) = (args.open_windows, args.store_capacity);
+        config.mode = args.mode.unwrap_or(config.mode);
+        config.codec = args.codec.unwrap_or(config.codec);
+        config.open_windows = args.open_windows.unwrap_or(config.open_windows);
+        config.store_bytes = args.store_capacity;
         config.interleaving = args.several.interleaving();
         config.check()?;
         fits_module(args, &config.superblock())?;
         let (image, path) = match &args.image {
             Some(path) => {
-                if args.mode == lamina_store::mode::Mode::Plain {
+                if config.mode == lamina_store::mode::Mode::Plain {
                     bail!(
                         "--image does not go with --mode plain, which changes blocks in place: a kill could leave one half written"
                     );

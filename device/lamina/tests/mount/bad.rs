@@ -48,11 +48,17 @@ fn nothing_is_mounted_for_a_model_that_cannot_be_loaded() {
     }
     let image = place.text("image");
     place.refused(&["mount", "--views", "bf16", "--image", &image, &blocks, &mount]);
-    assert!(place.path("image").exists(), "what was written to files/ meanwhile is lost");
+    assert!(!place.path("image").exists(), "its sizes would be those of what is mounted next");
     let map = place.write("m.toml", b"[[tensor]]\nname = \"x*\"\nview = \"e8m3\"\n");
     let map =
         place.refused(&["mount", "--map", &format!("small={map}"), &place.text("w.safetensors"), &mount]);
     assert!(map.contains("small") && map.contains("matches none of the 1 tensors"), "{map}");
+    let all = place.write("all.toml", b"[[tensor]]\nname = \"*\"\nview = \"e8m3\"\n");
+    for name in ["full", "int4", "e8m3", "e8m3:packed", "bf16", "a/b"] {
+        let map = format!("{name}={all}");
+        let why = place.refused(&["mount", "--map", &map, &place.text("w.safetensors"), &mount]);
+        assert!(why.contains("a name that is no view's") && !place.path("m").exists(), "{name}: {why}");
+    }
 }
 
 #[test]

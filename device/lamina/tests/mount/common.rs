@@ -38,10 +38,14 @@ impl Place {
         self.text(name)
     }
 
-    pub(crate) fn lamina(&self, words: &[&str]) -> Output {
+    pub(crate) fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lamina"));
         command.args(words).env("XDG_RUNTIME_DIR", self.path("run")).current_dir(self.directory.path());
-        command.output().unwrap()
+        command
+    }
+
+    pub(crate) fn lamina(&self, words: &[&str]) -> Output {
+        self.command(words).output().unwrap()
     }
 
     /// What a command says that succeeds.

@@ -2,15 +2,17 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use lamina_reference::Format;
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::common::{Place, bundled, floats, noise, reference, safetensors, tensor};
+use crate::common::{Place, bundled, floats, gguf, noise, reference, safetensors, tensor};
 
 #[test]
 fn models_are_loaded_listed_and_removed_and_umount_leaves_nothing() {
@@ -52,6 +54,80 @@ fn models_are_loaded_listed_and_removed_and_umount_leaves_nothing() {
     assert!(!place.path("m").exists());
     assert!(place.refused(&["umount", &place.text("m")]).contains("nothing that `lamina mount` started"));
     assert_eq!(place.said(&["ls", "--json"]).trim(), "[]");
+}
+
+/// A model that takes a while to load.
+fn large(place: &Place) -> String {
+    const MIB: usize = 1 << 20;
+    let file = safetensors(&[("w", "BF16", vec![64 * MIB as u64], noise(1, MIB).repeat(128))]);
+    place.write("large.safetensors", &file)
+}
+
+/// A command that loads, in a process group of its own, once that is under way.
+fn loading(place: &Place, words: &[&str]) -> Child {
+    let mut command = place.command(words);
+    let mut child = command.process_group(0).stderr(Stdio::piped()).spawn().unwrap();
+    while !is_loading(place) {
+        assert!(child.try_wait().unwrap().is_none(), "it is large enough to be seen");
+    }
+    child
+}
+
+fn is_loading(place: &Place) -> bool {
+    let listed: Value = serde_json::from_str(&place.said(&["ls", "--json"])).unwrap();
+    listed.as_array().unwrap().iter().any(|device| !device["loading"].is_null())
+}
+
+/// Signals the group of a command, and waits for its end: what it says.
+fn interrupted(child: Child, signal: Signal) -> String {
+    killpg(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(!output.status.success());
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn a_mount_that_is_interrupted_leaves_nothing() {
+    let place = Place::new();
+    let (large, mount) = (large(&place), place.text("m"));
+    let words = ["mount", &large, &mount];
+    let nothing_stays = || {
+        assert_eq!(place.said(&["ls", "--json"]).trim(), "[]");
+        assert!(!place.path("m").exists());
+        let run_dirs = fs::read_dir(place.path("run/lamina/mounts"));
+        assert!(run_dirs.is_err() || run_dirs.unwrap().next().is_none());
+    };
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        let said = interrupted(loading(&place, &words), signal);
+        assert!(said.contains("interrupted; nothing is mounted"), "{said}");
+        nothing_stays();
+    }
+    // While it starts, too.
+    for delay in [0, 10, 20, 40, 80] {
+        let mut command = place.command(&words);
+        let child = command.process_group(0).stderr(Stdio::piped()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(delay));
+        interrupted(child, Signal::SIGINT);
+        nothing_stays();
+    }
+}
+
+#[test]
+fn a_load_ends_with_who_asked_for_it() {
+    let place = Place::new();
+    let small = safetensors(&[("w", "BF16", vec![9000], floats(Format::Bf16, 1, 9000))]);
+    let small_path = place.write("w.safetensors", &small);
+    place.mount(&[&small_path]);
+    let words = ["load", "--as", "other", "--in", &place.text("m"), &large(&place)];
+    interrupted(loading(&place, &words), Signal::SIGINT);
+    let ended = Instant::now();
+    while is_loading(&place) {
+        assert!(ended.elapsed() < Duration::from_secs(10));
+    }
+    let listed: Value = serde_json::from_str(&place.said(&["ls", "--json"])).unwrap();
+    assert_eq!(listed[0]["models"].as_array().unwrap().len(), 1, "{listed}");
+    place.said(&["load", "--as", "other", "--in", &place.text("m"), &small_path]);
+    assert!(place.read("other/w.safetensors") == small && place.read("w/w.safetensors") == small);
 }
 
 /// The process that does the work of a holder.
@@ -122,6 +198,72 @@ fn an_image_keeps_the_models_it_was_given() {
         &place.write("w.safetensors", &safetensors(&[("w", "U8", vec![9], noise(1, 9))])),
     ]);
     assert_eq!(fs::read_dir(place.path("m/models")).unwrap().count(), 1);
+}
+
+#[test]
+fn what_is_mounted_on_an_image_again_is_what_it_holds_or_is_refused() {
+    let place = Place::new();
+    let (image, m) = (place.text("image"), place.text("m"));
+    let file = |seed, count: usize| safetensors(&[("w", "BF16", vec![count as u64], noise(seed, 2 * count))]);
+    let first = file(1, 4096);
+    let a = place.write("a/w.safetensors", &first);
+    let again = |model: &str| {
+        place.mount(&["--image", &image, model]);
+        assert!(place.read("w/w.safetensors") == first, "{model}");
+        place.said(&["umount", &m]);
+    };
+    let refused = |model: &str, more: &[&str]| {
+        let why = place.refused(&[&["mount", "--image", &image, model, &m][..], more].concat());
+        assert!(why.contains("the image holds a model \"w\" already"), "{why}");
+        assert!(!place.path("m/models").exists() && place.path("image").exists(), "{why}");
+        why
+    };
+    again(&a);
+    again(&a);
+    again(&place.write("copy/w.safetensors", &first));
+    for (name, other) in [("same/w.safetensors", file(2, 4096)), ("long/w.safetensors", file(1, 8192))] {
+        let other = place.write(name, &other);
+        let why = refused(&other, &[]);
+        assert!(why.contains(&other) && why.contains(&place.text("copy/w.safetensors")), "{why}");
+    }
+    let gguf = place.write("w.gguf", &gguf(&[("w", 0, vec![8], noise(1, 32))]));
+    assert!(refused(&gguf, &[]).contains("w.gguf is not of it"));
+    let map = place.write("m.toml", b"[[tensor]]\nname = \"w\"\nview = \"e8m3\"\n");
+    assert!(refused(&a, &["--map", &format!("small={map}")]).contains("this map small"));
+    assert!(refused(&a, &["--views", "full,e8m3"]).contains("e8m3 is not among the views"));
+    assert!(refused(&a, &["--base", "w=x"]).contains("the difference to x"));
+    again(&a);
+
+    // What it was loaded with may be said again, of each file of a directory too.
+    place.write("dir/w.safetensors", &first);
+    place.write("dir/config.json", b"{}");
+    place.write("dir/empty.txt", b"");
+    let (dir, map) = (place.text("dir"), format!("small={map}"));
+    let as_loaded = ["--image", &image, "--views", "full,e8m3", "--map", &map, &dir];
+    for _ in 0..2 {
+        place.mount(&as_loaded);
+        assert!(place.read("dir/w.safetensors") == first && place.read("dir/config.json") == b"{}");
+        place.said(&["umount", &m]);
+    }
+    place.write("dir/config.json", b"[]");
+    let why = place.refused(&[&["mount"][..], &as_loaded, &[&m]].concat());
+    assert!(why.contains("config.json is not") && why.contains("as that was loaded"), "{why}");
+    fs::remove_file(place.path("dir/config.json")).unwrap();
+    let why = place.refused(&[&["mount"][..], &as_loaded, &[&m]].concat());
+    assert!(why.contains("it has config.json, which is not among the files"), "{why}");
+}
+
+#[test]
+fn what_folders_show_from_the_beginning_is_listed_before_anybody_looks() {
+    let place = Place::new();
+    let map = place.write("m.toml", b"[[tensor]]\nname = \"*\"\nview = \"e8m2\"\n");
+    let file = safetensors(&[("w", "BF16", vec![4096], noise(1, 8192))]);
+    place.write("dir/deep/w.safetensors", &file);
+    place.mount(&["--views", "e8m3", "--map", &format!("small={map}"), &place.text("dir")]);
+    let listed: Value = serde_json::from_str(&place.said(&["ls", "--json"])).unwrap();
+    let views = listed[0]["models"][0]["files"][0]["views"].as_array().unwrap();
+    let views: Vec<_> = views.iter().map(|view| view["view"].as_str().unwrap()).collect();
+    assert_eq!(views, ["full", "e8m3", "small"], "{listed}");
 }
 
 #[test]

@@ -100,7 +100,8 @@ fn a_fine_tune_is_right_at_every_precision_and_stored_in_a_part() {
 
     // The base stays, whole, and who would have to go first is named.
     let refused = place.refused(&["rm", "base"]);
-    assert!(refused.contains("is the base of tuned/"), "{refused}");
+    assert!(refused.contains("base is the base of tuned, and cannot be removed"), "{refused}");
+    assert!(refused.contains("`lamina tensor detach --model tuned`"), "{refused}");
     right();
     kill(worker_of(mounted["pid"].as_u64().unwrap()).unwrap(), Signal::SIGKILL).unwrap();
     right();
@@ -214,7 +215,7 @@ fn a_model_is_mounted_against_another_and_detached_so_that_that_may_go() {
     let right = || assert!(place.read("tuned/tuned.safetensors") == tuned);
     right();
     let before = place.read("tuned@e8m3.safetensors");
-    assert!(place.refused(&["rm", "base"]).contains("detach or remove"));
+    assert!(place.refused(&["rm", "base"]).contains("tensor detach --model tuned"));
     let api = mounted["api"].as_str().unwrap();
     assert!(place.refused(&["tensor", "detach", "--model", "nobody", "--api", api]).contains("nobody"));
     let said = place.said(&["tensor", "detach", "--model", "tuned", "--api", api]);

@@ -331,8 +331,11 @@ fn web_pages_from_elsewhere_cannot_reach_it() {
                 .replace("application/json", kind);
             assert_eq!(answer(served.tcp(), &simple).0, 415, "{kind}");
         }
-        let untyped = request("DELETE", "/tensors/t", "").replace("Content-Type: application/json\r\n", "");
-        assert_eq!(answer(served.tcp(), &untyped).0, 415);
+        for (method, path) in [("DELETE", "/tensors/t"), ("GET", "/trace")] {
+            let untyped = request(method, path, "").replace("Content-Type: application/json\r\n", "");
+            let (status, _, why) = answer(served.tcp(), &untyped);
+            assert!(status == 415 && why.contains("this request needs Content-Type"), "{path}: {why}");
+        }
         let asking = request("OPTIONS", "/discard", "");
         let (status, head, _) = answer(served.tcp(), &asking);
         assert!(status == 405 && !head.contains("access-control"), "{head}");

@@ -115,6 +115,37 @@ fn an_image_keeps_its_checkpoint_and_what_was_stored_into_it_until_it_is_replace
 }
 
 #[test]
+fn what_changes_nothing_of_a_checkpoint_that_is_there_is_told() {
+    within(60, || {
+        let images = Images::new();
+        let a = images.checkpoint("a", &noise(1, LENGTH));
+        images.stop(images.serve(&["--model", &a]));
+        let words = ["--model", &a, "--model", &a, "--views", "full,e8m3", "--kv", "nobody=32"];
+        let mut run = images.serve(&words);
+        run.signal(Signal::SIGTERM);
+        let log = run.log();
+        assert!(run.end().success());
+        for told in ["is named twice", "as --views e8m3 says", "--kv for nobody: no tensor"] {
+            assert!(log.contains(told), "{told}: {log}");
+        }
+        let mut run = images.serve(&["--model", &a]);
+        run.signal(Signal::SIGTERM);
+        let log = run.log();
+        assert!(run.end().success());
+        assert!(log.contains("holds") && !log.contains(" says"), "{log}");
+        for (option, other, is) in [
+            ("--mode", "gcomp", "it is trace"),
+            ("--codec", "zstd", "it has tree"),
+            ("--open-windows", "7", "it has 64"),
+            ("--store-capacity", "1G", "it has 536870912 bytes"),
+        ] {
+            let why = images.refused(&[option, other]);
+            assert!(why.contains(option) && why.contains(is), "{why}");
+        }
+    });
+}
+
+#[test]
 fn a_guests_part_keeps_its_checkpoint_too() {
     within(60, || {
         let place = Place::new();

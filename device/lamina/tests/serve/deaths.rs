@@ -36,6 +36,11 @@ pub(crate) fn worker(holder: u32) -> i32 {
     }
 }
 
+/// Descriptors that a process has open.
+pub(crate) fn descriptors(process: i32) -> usize {
+    std::fs::read_dir(format!("/proc/{process}/fd")).unwrap().count()
+}
+
 pub(crate) fn kill_worker(run: &Run) {
     // One that dies by itself meanwhile is as good.
     let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(worker(run.child.id())), Signal::SIGKILL);
@@ -225,12 +230,11 @@ fn the_next_worker_of_an_image_in_a_file_looks_at_no_entries_but_those_that_chan
             // Once a second there is a checkpoint, before or after.
             thread::sleep(Duration::from_millis(400));
             let before = deaths(&rig);
-            match round {
-                2 => upgraded(&rig),
-                _ => {
-                    kill_worker(&rig.run);
-                    eventually("a new worker", || rig.try_ask_quietly("/stats") && deaths(&rig) > before);
-                }
+            if round == 2 {
+                upgraded(&rig);
+            } else {
+                kill_worker(&rig.run);
+                eventually("a new worker", || rig.try_ask_quietly("/stats") && deaths(&rig) > before);
             }
             forget(&window);
             same("stored", &window.read(tail, model.len()), &model);

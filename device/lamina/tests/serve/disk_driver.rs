@@ -200,6 +200,29 @@ impl Driver {
         self.frontend.get_vring_base(0).unwrap()
     }
 
+    /// Stops the ring, overwrites the guest's memory with `byte`, and starts a ring anew there, as
+    /// a guest does that was reset.
+    pub(crate) fn restart(&mut self, byte: u8) {
+        self.stop();
+        let whole = vec![byte; usize::try_from(MEMORY - DATA).unwrap()];
+        self.memory.write_slice(&whole, GuestAddress(DATA)).unwrap();
+        self.memory.write_slice(&vec![0; usize::try_from(DATA).unwrap()], GuestAddress(0)).unwrap();
+        (self.made, self.taken, self.descriptor) = (0, 0, 0);
+        let _ = self.call.read();
+        self.try_start().unwrap();
+    }
+
+    /// Whether the device asks for no kicks, because it looks at the ring.
+    pub(crate) fn is_looked_at(&self) -> bool {
+        self.memory.load::<u16>(GuestAddress(USED), Ordering::Acquire).unwrap() == 1
+    }
+
+    /// Gives the file of the guest's memory this length. What is behind may not be touched any
+    /// more, here neither.
+    pub(crate) fn resize(&self, bytes: u64) {
+        self.file.set_len(bytes).unwrap();
+    }
+
     /// The index behind the last request given back.
     pub(crate) fn used_index(&self) -> u16 {
         self.memory.load(GuestAddress(USED + 2), Ordering::Acquire).unwrap()

@@ -18,8 +18,10 @@ use proptest::test_runner::TestRunner;
 use serde_json::Value;
 use vm_memory::{Bytes, GuestAddress};
 
-use crate::common::{Place, Run, TENSOR, Window, answer, expected, lamina, noise, request, within};
-use crate::deaths::worker;
+use crate::common::{
+    Place, Run, TENSOR, Window, answer, eventually, expected, lamina, noise, request, within,
+};
+use crate::deaths::{descriptors, worker};
 use crate::disk_driver::{
     DATA, DISCARD, Driver, FLUSH, GET_ID, IN, IOERR, MEMORY, OK, OUT, Part, QUEUE_SIZE, UNSUPP, UNTOUCHED,
     WRITE_ZEROES,
@@ -514,6 +516,52 @@ fn a_guest_whose_memory_is_the_device_itself_is_refused() {
         let window = File::options().read(true).write(true).open(rig.place.path("mount/base")).unwrap();
         assert!(Driver::is_refused(&rig.socket("base"), window));
         assert!(rig.driver("base").read(0, 4096) == rig.bytes[..4096]);
+    });
+}
+
+#[test]
+fn a_guest_whose_memory_is_a_file_of_the_devices_is_refused_too() {
+    within(60, || {
+        for more in [&["--files", "8M"][..], &["--files", "8M", "--write-cache"]] {
+            let rig = Rig::new(true, more);
+            let path = rig.place.path("mount/files/memory");
+            let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
+            file.set_len(1 << 20).unwrap();
+            assert!(Driver::is_refused(&rig.socket("base"), file), "{more:?}");
+            assert!(rig.driver("base").read(0, 4096) == rig.bytes[..4096]);
+        }
+    });
+}
+
+#[test]
+fn connections_to_a_disk_leave_nothing_open() {
+    within(60, || {
+        let rig = Rig::new(false, &[]);
+        let worker = worker(rig.run.child.id());
+        drop(rig.driver("base"));
+        eventually("an unconnected disk", || rig.ask("/disks")[0]["connected"] == false);
+        let before = descriptors(worker);
+        for _ in 0..50 {
+            rig.driver("base");
+        }
+        eventually("closed connections", || descriptors(worker) <= before);
+        assert!(rig.driver("base").read(0, 4096) == rig.bytes[..4096]);
+    });
+}
+
+#[test]
+fn a_start_that_fails_behind_the_mount_says_why_and_no_more() {
+    within(180, || {
+        for _ in 0..30 {
+            let place = Place::new();
+            let (mount, run, socket) = (place.text("mount"), place.text("run"), place.text("v.sock"));
+            let mut command = lamina(&["serve", "--capacity", "32M", "--run-dir", &run, "--mount", &mount]);
+            command.args(["--vhost-user", &format!("{socket}=nobody,full")]).env("RUST_LOG", "off");
+            let output = command.stdin(Stdio::null()).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(!output.status.success() && said.contains("nobody"), "{said}");
+            assert!(!said.contains("abort"), "{said}");
+        }
     });
 }
 

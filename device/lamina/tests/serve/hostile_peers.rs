@@ -54,8 +54,7 @@ fn asks(mut stream: impl Read + Write) -> bool {
 
 /// Descriptors that the device's worker has open.
 fn descriptors(rig: &Rig) -> usize {
-    let worker = crate::deaths::worker(rig.run.child.id());
-    std::fs::read_dir(format!("/proc/{worker}/fd")).unwrap().count()
+    crate::deaths::descriptors(crate::deaths::worker(rig.run.child.id()))
 }
 
 /// The largest memory that the device's worker ever had, in KiB, without what it shares.

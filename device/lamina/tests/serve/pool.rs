@@ -6,11 +6,15 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Output, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use lamina_pool::{Chain, Class, Index, Pool, PoolError, ServedIndex, Service};
 use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::{Value, json};
 
 use crate::common::{Place, Run, Window, answer, expected, lamina, noise, request, within};
@@ -416,6 +420,40 @@ fn a_view_is_had_of_what_is_of_a_class_in_the_base_window() {
         // Who has the server's number next waits until that is recovered.
         assert_eq!(told(&["check", &base, "--json"])["problems"], json!([]));
         serving.stop().unwrap();
+    });
+}
+
+#[test]
+fn a_fifo_in_the_place_of_a_pool_keeps_nobody_from_being_told() {
+    within(120, || {
+        let place = Place::new();
+        let _run = Run::start(&mut place.serve(&["--capacity", "256M", "--views", "", "--files", "64M"]));
+        let [file, other] = ["mount/files/pool", "mount/files/other"].map(|name| place.path(name));
+        done(&["create", file.to_str().unwrap(), "--size", "16M"]);
+        mkfifo(&other, Mode::S_IRWXU).unwrap();
+        let exchange = || renameat_with(CWD, &file, CWD, &other, RenameFlags::EXCHANGE).unwrap();
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    exchange();
+                }
+            });
+            let began = Instant::now();
+            while began.elapsed() < Duration::from_secs(6) {
+                pools_when(&place, |_| true);
+                thread::sleep(Duration::from_millis(100));
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        if !fs::metadata(&file).unwrap().is_file() {
+            exchange();
+        }
+        let from = place.text("from");
+        fs::write(&from, noise(3, 5000)).unwrap();
+        done(&["put", file.to_str().unwrap(), "one", &from]);
+        let stats = pools_when(&place, |stats| stats["pools"][0]["stores"] == 1);
+        assert_eq!(stats["pools"][0]["name"], "files/pool");
     });
 }
 

@@ -7,19 +7,22 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use lamina_abi::shmem::{
     ASK, BASE, CONFIG_BYTES, FAILED, FLUSH, FULL, MAGIC, MALFORMED, MAP, MORE, OK, OVERLAP, RANGE, RESET,
     UNKNOWN, UNMAP, VIEWS,
 };
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
+use vhost::VhostBackend;
 use vhost::vhost_user::message::VhostUserMMap;
-use vhost::vhost_user::{Error, FrontendReqHandler, HandlerResult, VhostUserFrontendReqHandlerMut};
+use vhost::vhost_user::{Error, Frontend, FrontendReqHandler, HandlerResult, VhostUserFrontendReqHandlerMut};
 use vm_memory::{Bytes, GuestAddress};
 
-use crate::common::{BASE as BASE_BYTES, Rig, VIEWS as VIEWS_BYTES, within};
-use crate::deaths::kill_worker;
+use crate::common::{BASE as BASE_BYTES, Rig, VIEWS as VIEWS_BYTES, eventually, within};
+use crate::deaths::{descriptors, kill_worker, worker};
 use crate::disk_driver::{DATA, Driver, MEMORY, Part};
 
 const PAGE: u64 = 4096;
@@ -63,8 +66,12 @@ struct Guest {
 
 impl Guest {
     fn new() -> Self {
+        Self::with(&[])
+    }
+
+    fn with(more: &[&str]) -> Self {
         let rig = Rig::prepared(|place, command| {
-            command.arg("--vhost-user-shmem").arg(place.path("shmem.sock"));
+            command.arg("--vhost-user-shmem").arg(place.path("shmem.sock")).args(more);
         });
         let noted = Arc::new(Mutex::new(Noted::default()));
         let mut channel = FrontendReqHandler::new(Arc::clone(&noted)).unwrap();
@@ -230,5 +237,105 @@ fn lines_and_flushes_reach_the_device_whichever_worker_it_has() {
             assert_eq!(guest.ask(FLUSH, 0, [range[0], range[1], 0], b"").0, RANGE);
         }
         assert_eq!(guest.map(BASE, 0, PAGE, 0), OK);
+    });
+}
+
+#[test]
+fn nothing_is_read_through_a_file_of_the_devices_either() {
+    within(60, || {
+        for more in [&["--files", "8M"][..], &["--files", "8M", "--write-cache"]] {
+            let mut guest = Guest::with(more);
+            let path = guest.rig.place.path("mount/files/memory");
+            let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
+            file.set_len(1 << 20).unwrap();
+            guest.driver.also(MEMORY, 1 << 20, &file);
+            assert_eq!(guest.exchange(MEMORY, 32, 16), 0, "{more:?}");
+            assert_eq!(guest.ask(77, 0, [0; 3], b"").0, UNKNOWN);
+        }
+    });
+}
+
+#[test]
+fn a_guest_whose_memory_is_cut_short_is_left_alone_and_the_device_lives() {
+    within(60, || {
+        let mut guest = Guest::new();
+        assert_eq!(guest.ask(77, 0, [0; 3], b"").0, UNKNOWN);
+        let parts = [
+            Part { at: DATA, length: 32, write: false },
+            Part { at: MEMORY - PAGE, length: 16, write: true },
+        ];
+        let head = guest.driver.submit(&parts, None);
+        guest.driver.resize(MEMORY - PAGE);
+        guest.driver.kick();
+        thread::sleep(Duration::from_millis(300));
+        assert_eq!(guest.driver.used_index(), 1);
+        // As soon as it is whole again, it is served.
+        guest.driver.resize(MEMORY);
+        guest.driver.kick();
+        assert_eq!(guest.driver.take(), (u32::from(head), 16));
+        guest.driver.submit(&parts, None);
+        guest.driver.resize(0);
+        guest.driver.kick();
+        thread::sleep(Duration::from_millis(300));
+        assert_eq!(guest.rig.ask("GET", "/tensors", &Value::Null).as_array().unwrap().len(), 1);
+        assert!(guest.rig.base().load(0, 4096) == guest.rig.bytes[..4096]);
+    });
+}
+
+#[test]
+fn a_guest_that_was_reset_gets_nothing_of_what_it_asked_before() {
+    within(60, || {
+        let Guest { rig, mut driver, .. } = Guest::new();
+        let ask = [&ASK.to_le_bytes()[..], &[0; 28], br#"{"op":"stats"}"#].concat();
+        driver.memory.write_slice(&ask, GuestAddress(DATA)).unwrap();
+        let worker = Pid::from_raw(worker(rig.run.child.id()));
+        kill(worker, Signal::SIGSTOP).unwrap();
+        let length = u32::try_from(ask.len()).unwrap();
+        let parts = [
+            Part { at: DATA, length, write: false },
+            Part { at: BACK, length: 16 + (64 << 10), write: true },
+        ];
+        driver.submit(&parts, None);
+        driver.kick();
+        eventually("a request taken", || driver.is_looked_at());
+        thread::sleep(Duration::from_millis(100));
+        // It waits for no worker.
+        driver.restart(0xee);
+        driver
+            .memory
+            .write_slice(&[&77_u32.to_le_bytes()[..], &[0; 28]].concat(), GuestAddress(DATA))
+            .unwrap();
+        let back = BACK + (1 << 20);
+        let parts = [Part { at: DATA, length: 32, write: false }, Part { at: back, length: 16, write: true }];
+        let head = driver.submit(&parts, None);
+        driver.kick();
+        kill(worker, Signal::SIGCONT).unwrap();
+        assert_eq!(driver.take(), (u32::from(head), 16));
+        let status: u32 = driver.memory.read_obj(GuestAddress(back)).unwrap();
+        assert_eq!(u32::from_le(status), UNKNOWN);
+        thread::sleep(Duration::from_millis(100));
+        assert_eq!(driver.used_index(), 1);
+        let mut old = vec![0; 64 << 10];
+        driver.memory.read_slice(&mut old, GuestAddress(BACK)).unwrap();
+        assert!(old.iter().all(|byte| *byte == 0xee), "an old answer is written over new memory");
+    });
+}
+
+#[test]
+fn connections_leave_nothing_open() {
+    within(60, || {
+        let Guest { rig, driver, .. } = Guest::new();
+        drop(driver);
+        let holder = i32::try_from(rig.run.child.id()).unwrap();
+        let socket = rig.place.path("shmem.sock");
+        // One after the other: who is answered is the only one.
+        let connect = || Frontend::connect(&socket, 1).unwrap().get_features().unwrap();
+        connect();
+        thread::sleep(Duration::from_millis(500));
+        let before = descriptors(holder);
+        for _ in 0..50 {
+            connect();
+        }
+        eventually("closed connections", || descriptors(holder) <= before);
     });
 }

@@ -33,7 +33,7 @@ use lamina_device::device::Device;
 use lamina_device::files::{
     self, FileEntry, FileLayout, FilesError, Loading, Matrices, Model, ModelPlan, Precision,
 };
-use lamina_device::load::Progress;
+use lamina_device::load::{LoadError, Progress};
 use lamina_device::model::FileKind;
 
 use super::invalidations::Invalidations;
@@ -155,8 +155,9 @@ impl Models {
         }
     }
 
-    /// Loads what is at `path` as the model `name`. `loaded` is told of each range of the base
-    /// window (DPA and bytes) that was written, before anybody sees the model.
+    /// Loads what is at `path` as the model `name`, unless it is given up meanwhile. `loaded` is
+    /// told of each range of the base window (DPA and bytes) that was written, before anybody sees
+    /// the model.
     ///
     /// # Errors
     ///
@@ -166,14 +167,18 @@ impl Models {
         path: &Path,
         name: &str,
         loading: &Loading,
+        is_given_up: impl Fn() -> bool + Sync,
         loaded: impl Fn(u64, u64) -> Result<(), FilesError>,
     ) -> Result<ModelReport, FilesError> {
         let _turn = self.turn.lock();
+        if is_given_up() {
+            return Err(LoadError::Stopped.into());
+        }
         let plan = ModelPlan::open(path, name)?;
         let reported = |now: Progress<'_>| {
             *self.loading.lock() =
                 Some(LoadingReport { name: name.to_owned(), bytes: now.bytes, total: now.total });
-            if self.stopping.load(Ordering::Relaxed) {
+            if self.stopping.load(Ordering::Relaxed) || is_given_up() {
                 ControlFlow::Break(())
             } else {
                 ControlFlow::Continue(())
@@ -182,8 +187,15 @@ impl Models {
         let model = files::load(&self.device, &plan, loading, reported);
         *self.loading.lock() = None;
         let (model, apart) = model?;
-        for (dpa, length) in model.places(&self.device) {
-            loaded(dpa, length)?;
+        let told = model.places(&self.device).into_iter().try_for_each(|(dpa, length)| loaded(dpa, length));
+        if let Err(why) = told {
+            // It is whole by now, and the next start would show it.
+            let discard = |dpa, length| Ok(self.device.discard(dpa, length)?);
+            if let Err(also) = files::remove(&self.device, &model, discard) {
+                tracing::error!("{name} is to be removed again: {also}");
+                self.half_removed.lock().insert(name.to_owned(), Arc::new(Folder::new(model)));
+            }
+            return Err(why);
         }
         let folder = Arc::new(Folder::new(model));
         self.folders.write().insert(name.to_owned(), Arc::clone(&folder));
@@ -282,6 +294,7 @@ impl Models {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::sync::atomic::AtomicUsize;
 
     use lamina_device::device::DeviceConfig;
 
@@ -299,7 +312,7 @@ mod tests {
         let device = Arc::new(Device::new(DeviceConfig::new(16 << 20, 16 << 20)).unwrap());
         let models = Models::open(Arc::clone(&device));
         for round in 0..100 {
-            models.load(&path, "m", &Loading::default(), |_, _| Ok(())).unwrap();
+            models.load(&path, "m", &Loading::default(), || false, |_, _| Ok(())).unwrap();
             let inode = models.find(models.find(MODELS, "m").unwrap(), "m.safetensors").unwrap();
             std::thread::scope(|scope| {
                 for _ in 0..2 {
@@ -323,7 +336,7 @@ mod tests {
         fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header, &[7; 16]].concat()).unwrap();
         let device = Arc::new(Device::new(DeviceConfig::new(16 << 20, 16 << 20)).unwrap());
         let models = Models::open(Arc::clone(&device));
-        let load = || models.load(&path, "m", &Loading::default(), |_, _| Ok(()));
+        let load = || models.load(&path, "m", &Loading::default(), || false, |_, _| Ok(()));
         load().unwrap();
         let refused = |_, _| Err(FilesError::Unknown { name: "room".to_owned() });
         for _ in 0..2 {
@@ -339,6 +352,44 @@ mod tests {
     }
 
     #[test]
+    fn of_a_load_that_fails_after_its_last_byte_nothing_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.safetensors");
+        let header = br#"{"w":{"dtype":"BF16","shape":[8],"data_offsets":[0,16]}}"#;
+        fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header, &[7; 16]].concat()).unwrap();
+        let device = Arc::new(Device::new(DeviceConfig::new(16 << 20, 16 << 20)).unwrap());
+        let models = Models::open(Arc::clone(&device));
+        let refused = |_, _| Err(FilesError::Unknown { name: "room".to_owned() });
+        for _ in 0..2 {
+            let failed = models.load(&path, "m", &Loading::default(), || false, refused).unwrap_err();
+            assert!(matches!(failed, FilesError::Unknown { name } if name == "room"));
+            assert!(models.folder("m").is_none());
+            assert!(device.tensors().is_empty() && device.hidden_tensors().is_empty());
+        }
+        models.load(&path, "m", &Loading::default(), || false, |_, _| Ok(())).unwrap();
+        models.remove("m", |dpa, length| Ok(device.discard(dpa, length)?)).unwrap();
+        assert!(device.tensors().is_empty() && device.hidden_tensors().is_empty());
+    }
+
+    #[test]
+    fn a_load_that_is_given_up_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.safetensors");
+        let header = br#"{"w":{"dtype":"BF16","shape":[8],"data_offsets":[0,16]}}"#;
+        fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header, &[7; 16]].concat()).unwrap();
+        let device = Arc::new(Device::new(DeviceConfig::new(16 << 20, 16 << 20)).unwrap());
+        let models = Models::open(Arc::clone(&device));
+        // At once, and while it is loaded.
+        for patience in 0..2 {
+            let asked = AtomicUsize::new(0);
+            let is_given_up = || asked.fetch_add(1, Ordering::Relaxed) >= patience;
+            let loaded = models.load(&path, "m", &Loading::default(), is_given_up, |_, _| Ok(()));
+            assert!(matches!(loaded, Err(FilesError::Load(why)) if matches!(*why, LoadError::Stopped)));
+            assert!(device.tensors().is_empty() && device.hidden_tensors().is_empty());
+        }
+    }
+
+    #[test]
     fn precisions_that_somebody_asks_for_are_held_within_a_bound_and_read_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("m.safetensors");
@@ -348,7 +399,7 @@ mod tests {
         let device = Arc::new(Device::new(DeviceConfig::new(16 << 20, 16 << 20)).unwrap());
         let models = Models::open(Arc::clone(&device));
         let views = ["e8m3", "e8m1"].map(str::to_owned).to_vec();
-        models.load(&path, "m", &Loading { views, ..Loading::default() }, |_, _| Ok(())).unwrap();
+        models.load(&path, "m", &Loading { views, ..Loading::default() }, || false, |_, _| Ok(())).unwrap();
         let at = models.find(MODELS, "m").unwrap();
         let names = (1..=8).flat_map(|e| (0..=6).flat_map(move |m| (0..6).map(move |g| (e, m, g))));
         let names = names.map(|(e, m, g)| format!("m@e{e}m{m}+d{}+g{g}.safetensors", 8 - e));

@@ -10,30 +10,32 @@
 use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lamina_abi::shmem::{
     ASK, BASE, CONFIG_BYTES, FAILED, FLUSH, FULL, MAGIC, MALFORMED, MAP, MORE, OK, OVERLAP, RANGE, REGION,
     RESET, UNKNOWN, UNMAP, VERSION, VIEWS,
 };
-use rustix::fs::{AtFlags, StatxFlags, makedev, statx};
+use rustix::fs::{AtFlags, FileType, StatxFlags, makedev, statx};
 use serde_json::{Value, json};
 use vhost::vhost_user::message::{
     VhostUserMMap, VhostUserMMapFlags, VhostUserProtocolFeatures, VhostUserShMemConfig,
 };
 use vhost::vhost_user::{Backend as Channel, VhostUserFrontendReqHandler};
-use vhost_user_backend::{VhostUserBackend, VringT};
+use vhost_user_backend::{VhostUserBackend, VringState, VringT};
 use virtio_queue::{QueueOwnedT, QueueT};
-use vm_memory::{GuestAddressSpace, GuestMemoryAtomic, GuestMemoryBackend, GuestMemoryRegion};
+use vm_memory::{
+    FileOffset, GuestAddressSpace, GuestMemoryAtomic, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap,
+};
 use vmm_sys_util::epoll::EventSet;
-use vmm_sys_util::event::{EventConsumer, EventFlag, EventNotifier, new_event_consumer_and_notifier};
+use vmm_sys_util::event::{EventConsumer, EventNotifier};
 
 use super::Shown;
 use super::mappings::{Mappings, Wrong};
 use super::request::{Answer, Requested, parse, reply};
 use crate::relay;
-use crate::vhost_connections::{Memory, Ring};
+use crate::vhost_connections::{ExitEvents, Memory, Ring};
 
 /// Entries the queue may have.
 const QUEUE_SIZE: usize = 256;
@@ -44,6 +46,18 @@ const RING_F_INDIRECT_DESC: u64 = 1 << 28;
 const VHOST_USER_F_PROTOCOL_FEATURES: u64 = 1 << 30;
 const F_VERSION_1: u64 = 1 << 32;
 
+/// Why a ring is left alone.
+#[derive(Debug, thiserror::Error)]
+enum Left {
+    #[error(transparent)]
+    Ring(#[from] virtio_queue::Error),
+    #[error("a file of the guest's memory is shorter than what was said of it")]
+    Short,
+}
+
+/// A chain of descriptors in the guest's memory.
+type Chain = virtio_queue::DescriptorChain<Arc<Memory>>;
+
 /// A connection.
 pub(super) struct Backend {
     shown: Arc<Shown>,
@@ -53,6 +67,9 @@ pub(super) struct Backend {
     channel: Mutex<Option<Channel>>,
     state: Mutex<State>,
     stopping: AtomicBool,
+    /// How often the ring was taken away.
+    stops: AtomicU64,
+    exit_events: ExitEvents,
 }
 
 /// What requests leave behind.
@@ -80,6 +97,8 @@ impl Backend {
             channel: Mutex::default(),
             state: Mutex::default(),
             stopping: AtomicBool::new(false),
+            stops: AtomicU64::new(0),
+            exit_events: ExitEvents::default(),
         }
     }
 
@@ -90,62 +109,90 @@ impl Backend {
     }
 
     /// Does everything that is in the ring.
-    fn drain(&self, ring: &Ring) -> Result<(), virtio_queue::Error> {
-        loop {
-            let memory = Arc::clone(&lock(&self.memory));
-            ring.get_mut().get_queue_mut().disable_notification(&*memory)?;
-            while let Some(chain) = self.next(ring)? {
+    fn drain(&self, ring: &Ring) -> Result<(), Left> {
+        while self.set_kicks(ring, false)? {
+            while let Some((chain, stops)) = self.next(ring)? {
                 let head = chain.head_index();
-                let memory = Arc::clone(&lock(&self.memory));
-                let written = match parse(&memory, chain) {
+                let memory = self.memory()?;
+                let mut state = lock(&self.state);
+                let answered = match parse(&memory, chain) {
                     // A panic is logged by its hook; the guest gets an error like any other.
                     Ok((requested, to_guest)) => {
-                        let mut state = lock(&self.state);
                         let performed =
                             catch_unwind(AssertUnwindSafe(|| self.perform(&mut state, &requested)));
                         let answer = match performed.unwrap_or(Err(FAILED)) {
                             Ok(from) => state.piece(from),
                             Err(status) => Answer { status, ..Answer::default() },
                         };
-                        reply(to_guest, &answer)
+                        Some((to_guest, answer))
                     }
                     Err(why) => {
                         tracing::debug!("a request is given back undone: {why}");
-                        0
+                        None
                     }
                 };
                 let tell = {
-                    let mut state = ring.get_mut();
-                    if !state.get_queue().ready() {
-                        // The ring was taken away meanwhile: its memory may be something else by
-                        // now.
+                    // Who takes the ring away waits for this lock, and so for the answer's copy,
+                    // but never for what was asked.
+                    let mut ring = ring.get_mut();
+                    if !ring.get_queue().ready() || self.stops.load(Ordering::SeqCst) != stops {
+                        // It was taken away meanwhile, and may be set up anew: its memory is
+                        // something else by now, and the head another request's.
                         return Ok(());
                     }
-                    state.get_queue_mut().add_used(&*memory, head, written)?;
-                    state.get_queue_mut().needs_notification(&*memory)?
+                    check_length(&memory)?;
+                    let written = answered.map_or(0, |(to_guest, answer)| reply(to_guest, &answer));
+                    ring.get_queue_mut().add_used(&*memory, head, written)?;
+                    ring.get_queue_mut().needs_notification(&*memory)?
                 };
                 if tell && let Err(why) = ring.signal_used_queue() {
                     tracing::debug!("a guest could not be told: {why}");
                 }
             }
-            let memory = Arc::clone(&lock(&self.memory));
-            if !ring.get_mut().get_queue_mut().enable_notification(&*memory)? {
-                return Ok(());
+            if !self.set_kicks(ring, true)? {
+                break;
             }
+        }
+        Ok(())
+    }
+
+    /// The guest's memory, as long as it is all there.
+    fn memory(&self) -> Result<Arc<Memory>, Left> {
+        let memory = Arc::clone(&lock(&self.memory));
+        check_length(&memory)?;
+        Ok(memory)
+    }
+
+    /// Whether requests are taken from a ring, and anything is written to it.
+    fn is_on(&self, state: &VringState<GuestMemoryAtomic<Memory>>) -> bool {
+        !self.stopping.load(Ordering::SeqCst) && state.get_queue().ready() && state.is_enabled()
+    }
+
+    /// Asks the guest for kicks or for none: whether the ring is to be looked at once more.
+    fn set_kicks(&self, ring: &Ring, wanted: bool) -> Result<bool, Left> {
+        let memory = self.memory()?;
+        let mut state = ring.get_mut();
+        if !self.is_on(&state) {
+            return Ok(false);
+        }
+        let queue = state.get_queue_mut();
+        if wanted {
+            Ok(queue.enable_notification(&*memory)?)
+        } else {
+            queue.disable_notification(&*memory)?;
+            Ok(true)
         }
     }
 
-    fn next(
-        &self,
-        ring: &Ring,
-    ) -> Result<Option<virtio_queue::DescriptorChain<Arc<Memory>>>, virtio_queue::Error> {
-        let memory = Arc::clone(&lock(&self.memory));
+    /// The next chain, and how often the ring was taken away before.
+    fn next(&self, ring: &Ring) -> Result<Option<(Chain, u64)>, Left> {
+        let memory = self.memory()?;
         let mut state = ring.get_mut();
-        if self.stopping.load(Ordering::SeqCst) || !state.get_queue().ready() || !state.is_enabled() {
+        if !self.is_on(&state) {
             return Ok(None);
         }
         let mut available = state.get_queue_mut().iter(memory)?;
-        Ok(available.next())
+        Ok(available.next().map(|chain| (chain, self.stops.load(Ordering::SeqCst))))
     }
 
     /// Does what is asked: from where on the guest port's answer is given, if it is.
@@ -227,15 +274,33 @@ impl Backend {
         lock(&self.channel).clone().ok_or(FAILED)
     }
 
-    /// Whether a file is a window's. Looks at nothing that the mount would have to be asked for.
-    fn is_window(&self, file: &File) -> bool {
+    /// Whether a file is a window's, or on one of these `mounts`. Looks at nothing that a mount
+    /// would have to be asked for.
+    fn is_ours(&self, file: &File, mounts: &[u64]) -> bool {
         let found = statx(file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::INO);
         // What cannot be told is not touched either.
         found.map_or(true, |found| {
             let number = makedev(found.stx_dev_major, found.stx_dev_minor);
-            self.shown.identities.contains(&(number, found.stx_ino))
+            mounts.contains(&number) || self.shown.identities.contains(&(number, found.stx_ino))
         })
     }
+}
+
+/// Checks that no region's file was cut since it was mapped: to touch what is missing is a SIGBUS,
+/// which ends the process that holds the device. One that is cut between this and the touch still
+/// does; only a monitor of this user can, and none whose memory is sealed (QEMU's memfd is).
+fn check_length(memory: &Memory) -> Result<(), Left> {
+    let is_whole = |file: &FileOffset, bytes: u64| {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        statx(file.file(), "", flags, StatxFlags::TYPE | StatxFlags::SIZE).is_ok_and(|found| {
+            // What is no regular file says nothing of its length.
+            FileType::from_raw_mode(found.stx_mode.into()) != FileType::RegularFile
+                || file.start().checked_add(bytes).is_some_and(|end| end <= found.stx_size)
+        })
+    };
+    let all =
+        |region: &GuestRegionMmap<()>| region.file_offset().is_some_and(|file| is_whole(file, region.len()));
+    if memory.iter().all(all) { Ok(()) } else { Err(Left::Short) }
 }
 
 /// Everything but where the bytes come from.
@@ -323,9 +388,10 @@ impl VhostUserBackend for Backend {
 
     fn update_memory(&self, memory: GuestMemoryAtomic<Memory>) -> io::Result<()> {
         let whole = memory.memory();
+        let mounts = self.shown.mount_numbers().map_err(io::Error::other)?;
         let windows = whole.iter().filter(|region| {
             // The guest's own memory is a file too, or this server could not have it.
-            region.file_offset().is_none_or(|file| self.is_window(file.file()))
+            region.file_offset().is_none_or(|file| self.is_ours(file.file(), &mounts))
         });
         let mut own = Memory::clone(&whole);
         for region in windows {
@@ -337,7 +403,12 @@ impl VhostUserBackend for Backend {
     }
 
     fn exit_event(&self, _: usize) -> Option<(EventConsumer, EventNotifier)> {
-        new_event_consumer_and_notifier(EventFlag::CLOEXEC | EventFlag::NONBLOCK).ok()
+        self.exit_events.add()
+    }
+
+    fn stop_vring(&self, _: u32) -> io::Result<()> {
+        self.stops.fetch_add(1, Ordering::SeqCst);
+        Ok(())
     }
 
     fn handle_event(&self, event: u16, _: EventSet, rings: &[Ring], _: usize) -> io::Result<()> {

@@ -14,9 +14,9 @@
 //!   not connect again to such a server that went away. A window's file is opened for each mapping
 //!   and closed once QEMU has it.
 //! * What is mapped into the guest is guest memory too, so QEMU tells this server to map it in
-//!   turn. Nothing may be read or written through that: whoever serves a mount must not touch it,
-//!   and who is only near that would hang with it. So queues and buffers are looked for in the
-//!   guest's other memory alone.
+//!   turn. Nothing may be read or written through that, nor through another file of the mount:
+//!   whoever serves a mount must not touch it, and who is only near that would hang with it. So
+//!   queues and buffers are looked for in the guest's other memory alone.
 //! * A guest is not trusted: a range must lie in its window, a place in the region, and neither may
 //!   overlap what is mapped; the lengths of text are bounded.
 //! * While QEMU waits for this server it serves no mappings, so nothing that QEMU waits for may
@@ -37,6 +37,7 @@ use tokio::runtime::Handle;
 use vm_memory::GuestMemoryAtomic;
 
 use super::ServeError;
+use super::mount_point;
 use super::socket;
 use super::vhost_connections::{Connections, Memory, Served};
 use backend::Backend;
@@ -62,6 +63,12 @@ struct Shown {
 }
 
 impl Shown {
+    /// The device numbers of our mounts at the folder that the windows are in, and inside of it.
+    fn mount_numbers(&self) -> Result<Vec<u64>, ServeError> {
+        let [base, _] = &self.windows;
+        base.path.parent().map_or(Ok(Vec::new()), mount_point::numbers_within)
+    }
+
     /// Bytes of the region: room for both windows and as much again, a power of two, as a BAR's
     /// are.
     fn region_bytes(&self) -> u64 {

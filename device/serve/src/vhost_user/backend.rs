@@ -2,7 +2,7 @@
 //!
 //! * Each queue has a thread. `GET_VRING_BASE` waits for the request that a queue is doing, the end
 //!   of a connection for the piece of it, and only for a time.
-//! * Guest memory that is a file of our own mount is refused: a process that serves a mount must
+//! * Guest memory that is a file of our own mounts is refused: a process that serves a mount must
 //!   not touch it through a mapping.
 
 use std::io;
@@ -15,10 +15,10 @@ use vhost::vhost_user::message::VhostUserProtocolFeatures;
 use vhost_user_backend::VhostUserBackend;
 use vm_memory::{GuestAddressSpace, GuestMemoryAtomic, GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::epoll::EventSet;
-use vmm_sys_util::event::{EventConsumer, EventFlag, EventNotifier, new_event_consumer_and_notifier};
+use vmm_sys_util::event::{EventConsumer, EventNotifier};
 
 use crate::own_mount::device_of;
-use crate::vhost_connections::{Memory, Ring};
+use crate::vhost_connections::{ExitEvents, Memory, Ring};
 
 use super::config::{self, QUEUE_SIZE, QUEUES};
 use super::disk::Disk;
@@ -30,12 +30,14 @@ pub(super) struct Backend {
     memory: GuestMemoryAtomic<Memory>,
     queues: Vec<Mutex<Queue>>,
     stopping: AtomicBool,
+    exit_events: ExitEvents,
 }
 
 impl Backend {
     pub(super) fn new(disk: Arc<Disk>, memory: GuestMemoryAtomic<Memory>) -> Self {
         let queues = (0..QUEUES).map(|_| Mutex::default()).collect();
-        Self { disk, memory, queues, stopping: AtomicBool::new(false) }
+        let exit_events = ExitEvents::default();
+        Self { disk, memory, queues, stopping: AtomicBool::new(false), exit_events }
     }
 
     /// Has each queue begin no more requests, nor pieces of one.
@@ -87,14 +89,13 @@ impl VhostUserBackend for Backend {
     }
 
     fn update_memory(&self, memory: GuestMemoryAtomic<Memory>) -> io::Result<()> {
-        let Some(ours) = self.disk.mount_number() else { return Ok(()) };
+        let ours = self.disk.mount_numbers().map_err(io::Error::other)?;
         let on_mount = memory.memory().iter().any(|region| {
             let device = region.file_offset().and_then(|file| device_of(file.file()).ok());
-            device.is_some_and(|device| device == ours)
+            device.is_some_and(|device| ours.contains(&device))
         });
         if on_mount {
-            let why =
-                "the guest's memory includes this device's own windows; attach them or the disks, not both";
+            let why = "the guest's memory includes this device's own windows or files; attach them or the disks, not both";
             tracing::error!("a disk's connection is refused: {why}");
             return Err(io::Error::other(why));
         }
@@ -106,7 +107,7 @@ impl VhostUserBackend for Backend {
     }
 
     fn exit_event(&self, _: usize) -> Option<(EventConsumer, EventNotifier)> {
-        new_event_consumer_and_notifier(EventFlag::CLOEXEC | EventFlag::NONBLOCK).ok()
+        self.exit_events.add()
     }
 
     fn stop_vring(&self, index: u32) -> io::Result<()> {

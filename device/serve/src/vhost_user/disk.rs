@@ -5,10 +5,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use crate::ServeError;
 use crate::control::{Control, ControlError};
 use crate::disks::{DiskInfo, Partition, ServedDisk, Shows};
-use lamina_device::device::DeviceError;
-use lamina_device::tensor::TensorError;
 use lamina_device::window::ViewInfo;
 
 use super::config::{SECTOR, SERIAL_BYTES};
@@ -48,6 +47,7 @@ impl ServedDisk for Disk {
                 Shown::View(view) => Shows::View { tensor: view.tensor.clone(), view: view.view.clone() },
             },
             guest: self.control.place().map(|place| place.name().to_owned()),
+            gone: matches!(&self.shows, Shown::View(view) if !self.control.has_view(view)),
             bytes: self.bytes,
             read_only: self.read_only(),
             connected: self.connected.load(Ordering::Relaxed),
@@ -139,9 +139,9 @@ impl Disk {
         self.control.discard(offset, length)
     }
 
-    /// The device number of the file system that serves the windows as files, if one does.
-    pub(super) fn mount_number(&self) -> Option<u64> {
-        self.control.exports().first().and_then(|export| export.coherence().mount_number())
+    /// The device numbers of the file systems that serve the windows and the device's files.
+    pub(super) fn mount_numbers(&self) -> Result<Vec<u64>, ServeError> {
+        self.control.mount_numbers()
     }
 
     /// Whether its reads may wait for pages that the host has to write back first.
@@ -172,14 +172,36 @@ impl Disk {
 
     /// One view, and zeros behind it to the end of its last page.
     fn read_view(&self, view: &ViewInfo, offset: u64, out: &mut [u8]) -> Result<(), ControlError> {
+        self.read_view_by(view, offset, out, |from, shown| self.control.read_views(from, shown))
+    }
+
+    /// The same, with what reads the views window.
+    fn read_view_by(
+        &self,
+        view: &ViewInfo,
+        offset: u64,
+        out: &mut [u8],
+        read: impl FnOnce(u64, &mut [u8]) -> Result<(), ControlError>,
+    ) -> Result<(), ControlError> {
         // Its place may be another's by now.
-        if !self.control.has_view(view) {
-            return Err(DeviceError::Tensor(TensorError::Unknown { name: view.tensor.clone() }).into());
-        }
+        self.check_view(view)?;
         let visible = view.length.saturating_sub(offset).min(out.len() as u64);
         let (shown, rest) = out.split_at_mut(usize::try_from(visible).expect("at most a slice's length"));
         rest.fill(0);
-        if shown.is_empty() { Ok(()) } else { self.control.read_views(view.offset + offset, shown) }
+        if shown.is_empty() {
+            return Ok(());
+        }
+        let done = read(view.offset + offset, shown);
+        // Or became so while pages under it were written back, before anything was read.
+        self.check_view(view).inspect_err(|_| shown.fill(0))?;
+        done
+    }
+
+    fn check_view(&self, view: &ViewInfo) -> Result<(), ControlError> {
+        if self.control.has_view(view) {
+            return Ok(());
+        }
+        Err(ControlError::ViewGone { tensor: view.tensor.clone(), view: view.view.clone() })
     }
 }
 
@@ -194,5 +216,73 @@ fn copy_part(bytes: &[u8], at: u64, offset: u64, out: &mut [u8]) {
     if from < to {
         let index = |place: u64, start: u64| usize::try_from(place - start).expect("inside a slice");
         out[index(from, offset)..index(to, offset)].copy_from_slice(&bytes[index(from, at)..index(to, at)]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use lamina_codec::format::Format;
+    use lamina_device::device::{Device, DeviceConfig};
+    use lamina_device::layout::Layout;
+    use lamina_device::tensor::TensorSpec;
+
+    use super::*;
+
+    const BYTES: usize = 4096;
+
+    /// A device with these bytes in tensors `a` and `b`, and a disk of a view of `a`.
+    fn disk(a: u8, b: u8) -> Disk {
+        let device = Device::new(DeviceConfig::new(8 << 20, 8 << 20)).unwrap();
+        for (name, dpa, byte) in [("a", 0, a), ("b", 1 << 20, b)] {
+            let spec = TensorSpec {
+                name: name.to_owned(),
+                dpa: Some(dpa),
+                length: BYTES as u64,
+                elements: None,
+                shape: Vec::new(),
+                format: Format::Bf16,
+                layout: Layout::Weight,
+                codec: None,
+                base: None,
+            };
+            device.create_tensor(spec).unwrap();
+            device.write_base(dpa, &vec![byte; BYTES]).unwrap();
+        }
+        let shows = Shows::View { tensor: "a".to_owned(), view: "full".to_owned() };
+        Disk::new(Control::new(Arc::new(device)), shows, Path::new("/socket")).unwrap()
+    }
+
+    #[test]
+    fn nothing_is_shown_of_a_view_that_took_the_place_while_pages_were_written_back() {
+        let disk = disk(1, 2);
+        let Shown::View(view) = &disk.shows else { panic!("it shows a view") };
+        let mut out = vec![9; BYTES];
+        disk.read_view(view, 0, &mut out).unwrap();
+        assert_eq!(out, [1; BYTES]);
+        let replaced = |from, shown: &mut [u8]| {
+            disk.control.remove_view("a", "full").unwrap();
+            assert_eq!(disk.control.create_view("b", "full").unwrap().offset, view.offset);
+            disk.control.read_views(from, shown).unwrap();
+            assert_eq!(shown, [2; BYTES]);
+            Ok(())
+        };
+        assert!(disk.read_view_by(view, 0, &mut out, replaced).is_err());
+        assert_eq!(out, [0; BYTES]);
+        let why = disk.read_view(view, 0, &mut out).unwrap_err();
+        assert!(matches!(why, ControlError::ViewGone { .. }), "{why}");
+        assert!(disk.info().gone);
+    }
+
+    #[test]
+    fn a_view_of_a_tensor_that_was_resized_is_said_to_be_gone() {
+        let disk = disk(1, 2);
+        let Shown::View(view) = &disk.shows else { panic!("it shows a view") };
+        assert!(!disk.info().gone);
+        disk.control.resize_tensor("a", 2 * BYTES as u64).unwrap();
+        let why = disk.read_view(view, 0, &mut [0; BYTES]).unwrap_err().to_string();
+        assert!(why.contains("a,full") && why.contains("serve it anew"), "{why}");
+        assert!(disk.info().gone);
     }
 }
