@@ -66,6 +66,8 @@ pub const MAX_REPLY: usize = 16 << 20;
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 /// How long opening waits for another program to be done with the port.
 pub const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often a request is made of somebody who goes over it: it may be what ends the device.
+const MAX_TRIES: usize = 8;
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -204,6 +206,8 @@ pub struct Ctl {
     other: Option<Other>,
     is_socket: bool,
     timeout: Duration,
+    /// How long the device may be gone.
+    patience: Duration,
     /// What was read behind the last line.
     pending: Vec<u8>,
     /// Whether the next reply is to this connection's next request.
@@ -247,6 +251,7 @@ impl Ctl {
             other,
             is_socket: kind.is_socket(),
             timeout: TIMEOUT,
+            patience: OPEN_TIMEOUT,
             pending: Vec::new(),
             in_step: false,
             failed: false,
@@ -265,6 +270,12 @@ impl Ctl {
     /// Sets how long a request may take.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
+    }
+
+    /// Sets how long the device may be gone.
+    #[doc(hidden)]
+    pub fn set_patience(&mut self, patience: Duration) {
+        self.patience = patience;
     }
 
     /// Whether a request failed in a way that leaves the connection out of step; open another one.
@@ -415,7 +426,7 @@ impl Ctl {
     /// back.
     fn exchange_again(&mut self, request: &Value) -> Result<Value, CtlError> {
         let deadline = Instant::now() + self.timeout;
-        let mut gone_since = None;
+        let (mut gone_since, mut tries) = (None, 0);
         let mut request = request.clone();
         loop {
             let mut sent = false;
@@ -424,8 +435,10 @@ impl Ctl {
                 done => return done,
             };
             // From when it went, however long the request had lasted by then.
-            let since: Instant = *gone_since.get_or_insert_with(Instant::now);
-            if since.elapsed() > OPEN_TIMEOUT || Instant::now() > deadline {
+            let now = Instant::now();
+            let since = if sent { *gone_since.insert(now) } else { *gone_since.get_or_insert(now) };
+            tries += usize::from(sent);
+            if tries >= MAX_TRIES || since.elapsed() > self.patience || now > deadline {
                 return Err(gone);
             }
             thread::sleep(Duration::from_millis(20));
@@ -440,10 +453,7 @@ impl Ctl {
             // A port that was opened before stays open; it is the other end that comes back.
             if self.is_socket {
                 match open(&self.path, true) {
-                    Ok(stream) => {
-                        self.stream = stream;
-                        gone_since = None;
-                    }
+                    Ok(stream) => self.stream = stream,
                     Err(why) => tracing::debug!("the device does not listen yet: {why}"),
                 }
             }

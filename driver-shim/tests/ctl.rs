@@ -158,10 +158,11 @@ fn a_request_is_made_again_when_the_devices_worker_was_replaced() {
 
 #[test]
 fn a_long_request_is_made_again_too_when_the_devices_worker_dies_over_it() {
+    let patience = Duration::from_secs(1);
     let (_dir, path) = socket();
     let listener = UnixListener::bind(&path).unwrap();
     let device = thread::spawn(move || {
-        for last in [false, true] {
+        for last in [false, false, true] {
             let (mut stream, _) = listener.accept().unwrap();
             let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map(Result::unwrap);
             assert_eq!(lines.next().unwrap(), "");
@@ -171,11 +172,13 @@ fn a_long_request_is_made_again_too_when_the_devices_worker_dies_over_it() {
             if last {
                 stream.write_all(b"{\"ok\":true,\"answered\":2}\n").unwrap();
             } else {
-                thread::sleep(ctl::OPEN_TIMEOUT + Duration::from_millis(200));
+                thread::sleep(2 * patience);
             }
         }
     });
-    assert_eq!(Ctl::open(&path).unwrap().flush(Some((0, 4096))).unwrap()["answered"], 2);
+    let mut ctl = Ctl::open(&path).unwrap();
+    ctl.set_patience(patience);
+    assert_eq!(ctl.flush(Some((0, 4096))).unwrap()["answered"], 2);
     device.join().unwrap();
 }
 

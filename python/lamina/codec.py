@@ -12,6 +12,7 @@ True
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import numpy as np
@@ -139,7 +140,7 @@ def from_planes(
     out = np.empty(planes.size, np.uint8)
     _lamina.join_planes(planes.reshape(-1), name, out)
     whole = out.view(own)
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    sizes = tuple(shape) if isinstance(shape, (tuple, list)) else (operator.index(shape),)
     if min(sizes, default=0) < -1:
         raise ValueError(f"the shape {shape} has a negative size; one may be -1, which stands for what the others leave")
     if -1 in sizes:

@@ -103,16 +103,21 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
             tracing::warn!("{} has no files/: {}", dir.display(), out::reason(&why));
             device
         }
-        started => started?,
+        started => started.inspect_err(|why| {
+            // Nobody was told that it is there.
+            if let Some(image) = image.as_deref().filter(|_| new && why.is::<Interrupted>()) {
+                let _ = fs::remove_file(image);
+            }
+        })?,
     };
     let loaded = tokio::select! {
         loaded = load_all(&run_dir, &words, &bases, &shown.views, &maps) => loaded,
         () = signals.come() => Err(Interrupted.into()),
     };
     if let Err(why) = loaded {
-        // Nothing half done is left behind. A new image stays if somebody wrote to files/ by now.
+        // Nothing half done is left behind. A new image stays if others have something in it.
         let made = image.as_deref().filter(|_| new);
-        let unwanted = if has_files(&run_dir).await { None } else { made };
+        let unwanted = if has_others(&run_dir, &words).await { None } else { made };
         let is_over = end(&mut device).await;
         if let Some(Err(also)) = unwanted.filter(|_| is_over).map(fs::remove_file) {
             tracing::warn!("not everything of the device is gone: {also}");
@@ -259,11 +264,14 @@ fn forget(run_dir: &Path) {
     }
 }
 
-/// Whether there is anything in files/, or nobody can say.
-async fn has_files(run_dir: &Path) -> bool {
-    let models = ask(&ApiAt::in_dir(run_dir), Method::GET, "/models", None).await;
-    // The folder itself counts as one.
-    models.map_or(true, |models| models["files"]["inodes"].as_u64().unwrap_or(0) > 1)
+/// Whether a device holds files, or models besides those `of` this command, or nobody can say.
+async fn has_others(run_dir: &Path, of: &[PathBuf]) -> bool {
+    let Ok(holds) = ask(&ApiAt::in_dir(run_dir), Method::GET, "/models", None).await else { return true };
+    let own: Vec<_> = of.iter().map(|model| name_of(model)).collect();
+    let is_own = |model: &Value| own.iter().any(|own| model["name"] == **own);
+    // The folder of the files counts as one.
+    holds["files"]["inodes"].as_u64().unwrap_or(0) > 1
+        || !holds["models"].as_array().is_some_and(|models| models.iter().all(is_own))
 }
 
 async fn load_all(

@@ -316,7 +316,7 @@ impl Control {
                 seen.map_err(|why| FilesError::Manifest { name: name.to_owned(), why: why.to_string() })
             })
         };
-        let report = models.load(path, name, loading, is_given_up, loaded);
+        let report = models.load(path, name, loading, is_given_up, loaded, self.dropping(name));
         // A load that failed had tensors for a while, too.
         let changed = self.directories_changed(&[0], &[]);
         let report = report?;
@@ -351,17 +351,21 @@ impl Control {
     ///
     /// If there is none of the name, or the device cannot remove it.
     pub fn remove_model(&self, name: &str) -> Result<(), ControlError> {
-        let dropped = |dpa: u64, length: u64| {
-            let length = length.next_multiple_of(BLOCK_BYTES as u64);
-            let wrong =
-                |why: ControlError| FilesError::Manifest { name: name.to_owned(), why: why.to_string() };
-            self.discard(dpa, length).map_err(wrong)
-        };
-        let removed = self.models()?.remove(name, dropped);
+        let removed = self.models()?.remove(name, self.dropping(name));
         // A removal that failed may have come to some of its tensors.
         let changed = self.directories_changed(&[0], &[]);
         removed?;
         changed
+    }
+
+    /// Drops a range of the base window that a model was in.
+    fn dropping(&self, name: &str) -> impl Fn(u64, u64) -> Result<(), FilesError> {
+        move |dpa, length| {
+            let length = length.next_multiple_of(BLOCK_BYTES as u64);
+            let wrong =
+                |why: ControlError| FilesError::Manifest { name: name.to_owned(), why: why.to_string() };
+            self.discard(dpa, length).map_err(wrong)
+        }
     }
 
     /// The exports that this control is of, once they are mounted.
@@ -374,11 +378,9 @@ impl Control {
 
     /// The device numbers of the mounts of this control: of the windows, and of the device's files
     /// if they have one of their own, which others may answer later or not any more.
-    pub(super) fn mount_numbers(&self) -> Result<Vec<u64>, ServeError> {
+    pub(super) fn mount_numbers(&self) -> io::Result<Vec<u64>> {
         let windows = self.exports().first().and_then(|export| export.coherence().mount_number());
-        let files = self.files.get().and_then(|(_, folder)| folder.parent());
-        let files = files.map(mount_point::numbers_within).transpose()?;
-        Ok(files.unwrap_or_default().into_iter().chain(windows).collect())
+        windows.map_or(Ok(Vec::new()), mount_point::numbers_beside)
     }
 
     /// The exports, each with its guest's socket.

@@ -358,14 +358,17 @@ pub(super) fn minor_at(path: &Path) -> Option<String> {
     Mounted::at(path).ok().flatten().map(|mounted| mounted.minor)
 }
 
-/// The device numbers of our mounts at `path` and inside of it, without asking them anything.
-pub(super) fn numbers_within(path: &Path) -> Result<Vec<u64>, ServeError> {
-    let (resolved, all) = Mounted::table(path)?;
-    let ours = all
-        .into_iter()
-        .filter(|(point, mounted)| point.starts_with(&resolved) && mounted.source.starts_with(SOURCE));
+/// The device numbers of all mounts of the server that has the mount of this number, without asking
+/// them anything.
+pub(super) fn numbers_beside(number: u64) -> io::Result<Vec<u64>> {
+    let text = fs::read_to_string("/proc/self/mountinfo")?;
     // FUSE has no device of its own: the major number is 0.
-    Ok(ours.filter_map(|(_, mounted)| Some(makedev(0, mounted.minor.parse().ok()?))).collect())
+    let numbered = |mounted: Mounted| Some((makedev(0, mounted.minor.parse().ok()?), mounted.source));
+    let all = text.lines().filter_map(Mounted::parse).map(|(_, mounted)| mounted);
+    let ours: Vec<_> =
+        all.filter(|mounted| mounted.source.starts_with(SOURCE)).filter_map(numbered).collect();
+    let source = ours.iter().find(|(other, _)| *other == number).map(|(_, source)| source);
+    Ok(ours.iter().filter(|(_, other)| Some(other) == source).map(|(number, _)| *number).collect())
 }
 
 /// The minor number of the file system that a path is on, as it appears in /sys, without asking it

@@ -18,6 +18,8 @@ use super::peer;
 const MAX_ANSWER: u64 = 16 << 20;
 /// How long a device may be gone before its guests are told.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// How often a request is made of somebody who goes over it: it may be what ends the device.
+const MAX_TRIES: usize = 8;
 /// How long a request may take. A flush of many dirty pages is the slowest.
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -31,7 +33,7 @@ pub(super) async fn answer(port: &Path, line: Vec<u8>) -> Vec<u8> {
 async fn answer_of(port: &Path, mut line: Vec<u8>, timeout: Duration) -> Vec<u8> {
     let mut again = repeated(&line);
     line.push(b'\n');
-    let mut gone_since = Instant::now();
+    let (mut gone_since, mut left) = (Instant::now(), MAX_TRIES);
     let asking = async {
         loop {
             let mut sent = false;
@@ -39,6 +41,7 @@ async fn answer_of(port: &Path, mut line: Vec<u8>, timeout: Duration) -> Vec<u8>
             if sent {
                 // Somebody was there until now, however long that took.
                 gone_since = Instant::now();
+                left -= 1;
             }
             if let Some(again) = again.take_if(|_| sent) {
                 line = again;
@@ -51,7 +54,7 @@ async fn answer_of(port: &Path, mut line: Vec<u8>, timeout: Duration) -> Vec<u8>
                 Ok(_) => tracing::debug!("the device went while it was asked"),
                 Err(why) => tracing::debug!("the device does not answer: {why}"),
             }
-            if gone_since.elapsed() > timeout {
+            if left == 0 || gone_since.elapsed() > timeout {
                 return refusal("nobody answers for the device: is `lamina` still running?");
             }
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -240,6 +240,14 @@ impl Head {
         }
     }
 
+    /// [Syncs again](Self::sync_again) if the state says that a sync failed. Of another boot there
+    /// is nothing in the page cache.
+    fn sync_again_if_failed(&self) {
+        if self.state().is_some_and(|(number, boot)| number == FAILED && boot == self.boot) {
+            self.sync_again();
+        }
+    }
+
     /// Brings to the disk what a sync of an earlier holder may have left out. If it cannot, no sync
     /// of this process succeeds.
     fn sync_again(&self) {
@@ -306,10 +314,7 @@ pub fn settle(image: Image, first_process: bool) -> Result<Image, StoreError> {
         let (copy, header) = last.ok_or(StoreError::Crashed { damaged: "the headers of its checkpoints" })?;
         recover(&image, copy, header)?;
     }
-    // Of another boot there is nothing in the page cache.
-    if state.is_some_and(|(number, boot)| number == FAILED && boot == head.boot) {
-        head.sync_again();
-    }
+    head.sync_again_if_failed();
     head.is_clean.store(is_clean, Relaxed);
     if !is_clean {
         head.set_state(0);
@@ -329,6 +334,8 @@ fn make_room(image: &Image) -> Result<Head, StoreError> {
 
 fn make_room_in(image: &Image) -> Result<Head, StoreError> {
     let head = Head::open(image)?;
+    // The first checkpoint of an earlier holder may be what its sync left out.
+    head.sync_again_if_failed();
     ensure_copies(&image.index()?, &image.copies()?)?;
     let (tables, _) = Tables::open(image)?;
     let bytes = tables.last().text.bytes();

@@ -60,8 +60,11 @@ pub fn upgrade(image: &Image, path: &Path) -> Result<(), ImageError> {
 /// Gives `made` the owner, the group and the mode of `old`, before anything is copied there.
 fn give_away(made: &File, old: &File) -> io::Result<()> {
     let is = old.metadata()?;
-    // In this order: with the owner, bits of the mode go.
-    fchown(made, Some(is.uid()), Some(is.gid()))?;
+    // Who is not root cannot give it to another owner; the group may still be theirs to give. Then
+    // the mode: with the owner, bits of it go.
+    if fchown(made, Some(is.uid()), Some(is.gid())).is_err() {
+        let _ = fchown(made, None, Some(is.gid()));
+    }
     made.set_permissions(is.permissions())
 }
 

@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -102,13 +103,15 @@ fn a_mount_that_is_interrupted_leaves_nothing() {
         assert!(said.contains("interrupted; nothing is mounted"), "{said}");
         nothing_stays();
     }
-    // While it starts, too.
+    // While it starts, too, and of its image.
+    let image = place.text("image");
     for delay in [0, 10, 20, 40, 80] {
-        let mut command = place.command(&words);
+        let mut command = place.command(&[&words[..], &["--image", &image]].concat());
         let child = command.process_group(0).stderr(Stdio::piped()).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(delay));
         interrupted(child, Signal::SIGINT);
         nothing_stays();
+        assert!(!Path::new(&image).exists());
     }
 }
 

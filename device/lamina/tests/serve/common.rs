@@ -295,13 +295,14 @@ pub(crate) struct Window {
 impl Window {
     pub(crate) fn open(path: &Path) -> Self {
         let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
-        // SAFETY: other threads and the kernel may change the memory; it is only touched by volatile
-        // loads and stores, below.
+        // SAFETY: other threads and the kernel may change the memory; it is only touched by
+        // volatile loads and stores, below.
         let map = unsafe { MmapMut::map_mut(&file) }.unwrap();
         Self { file, map }
     }
 
-    /// Loads bytes through the mapping, in words where it can: tests are not optimized, and load much.
+    /// Loads bytes through the mapping, in words where it can: tests are not optimized, and load
+    /// much.
     pub(crate) fn load(&self, at: u64, length: usize) -> Vec<u8> {
         let at = usize::try_from(at).unwrap();
         let mut bytes = Vec::with_capacity(length);

@@ -146,6 +146,10 @@ impl Driver {
 
     /// Gives the memory and starts the ring where the used index says.
     fn try_start(&mut self) -> Result<(), vhost::Error> {
+        self.try_start_at(self.used_index())
+    }
+
+    fn try_start_at(&mut self, base: u16) -> Result<(), vhost::Error> {
         let region = VhostUserMemoryRegionInfo {
             guest_phys_addr: 0,
             memory_size: MEMORY,
@@ -165,7 +169,7 @@ impl Driver {
             log_addr: None,
         };
         self.frontend.set_vring_addr(0, &ring)?;
-        self.frontend.set_vring_base(0, self.used_index())?;
+        self.frontend.set_vring_base(0, base)?;
         self.frontend.set_vring_call(0, &self.call)?;
         self.frontend.set_vring_kick(0, &self.kick)?;
         self.frontend.set_vring_enable(0, true)
@@ -198,6 +202,12 @@ impl Driver {
     /// Stops the ring and returns where it stands.
     pub(crate) fn stop(&mut self) -> u32 {
         self.frontend.get_vring_base(0).unwrap()
+    }
+
+    /// Stops the ring and has it go on where it stands, as a monitor does that pauses its guest.
+    pub(crate) fn pause(&mut self) {
+        let at = self.stop();
+        self.try_start_at(u16::try_from(at).unwrap()).unwrap();
     }
 
     /// Stops the ring, overwrites the guest's memory with `byte`, and starts a ring anew there, as

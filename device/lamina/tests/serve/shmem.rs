@@ -322,6 +322,32 @@ fn a_guest_that_was_reset_gets_nothing_of_what_it_asked_before() {
 }
 
 #[test]
+fn a_guest_that_was_paused_gets_what_it_asked_before() {
+    within(60, || {
+        let Guest { rig, mut driver, .. } = Guest::new();
+        let ask = [&ASK.to_le_bytes()[..], &[0; 28], br#"{"op":"stats"}"#].concat();
+        driver.memory.write_slice(&ask, GuestAddress(DATA)).unwrap();
+        let worker = Pid::from_raw(worker(rig.run.child.id()));
+        kill(worker, Signal::SIGSTOP).unwrap();
+        let length = u32::try_from(ask.len()).unwrap();
+        let parts = [
+            Part { at: DATA, length, write: false },
+            Part { at: BACK, length: 16 + (64 << 10), write: true },
+        ];
+        let head = driver.submit(&parts, None);
+        driver.kick();
+        eventually("a request taken", || driver.is_looked_at());
+        thread::sleep(Duration::from_millis(100));
+        driver.pause();
+        kill(worker, Signal::SIGCONT).unwrap();
+        let (given_back, bytes) = driver.take();
+        assert!(given_back == u32::from(head) && bytes > 16, "{given_back}, {bytes}");
+        let status: u32 = driver.memory.read_obj(GuestAddress(BACK)).unwrap();
+        assert_eq!(u32::from_le(status), OK);
+    });
+}
+
+#[test]
 fn connections_leave_nothing_open() {
     within(60, || {
         let Guest { rig, driver, .. } = Guest::new();

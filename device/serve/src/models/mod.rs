@@ -157,7 +157,7 @@ impl Models {
 
     /// Loads what is at `path` as the model `name`, unless it is given up meanwhile. `loaded` is
     /// told of each range of the base window (DPA and bytes) that was written, before anybody sees
-    /// the model.
+    /// the model, and `drop` of those that go again if that fails.
     ///
     /// # Errors
     ///
@@ -169,6 +169,7 @@ impl Models {
         loading: &Loading,
         is_given_up: impl Fn() -> bool + Sync,
         loaded: impl Fn(u64, u64) -> Result<(), FilesError>,
+        drop: impl Fn(u64, u64) -> Result<(), FilesError>,
     ) -> Result<ModelReport, FilesError> {
         let _turn = self.turn.lock();
         if is_given_up() {
@@ -190,8 +191,7 @@ impl Models {
         let told = model.places(&self.device).into_iter().try_for_each(|(dpa, length)| loaded(dpa, length));
         if let Err(why) = told {
             // It is whole by now, and the next start would show it.
-            let discard = |dpa, length| Ok(self.device.discard(dpa, length)?);
-            if let Err(also) = files::remove(&self.device, &model, discard) {
+            if let Err(also) = files::remove(&self.device, &model, drop) {
                 tracing::error!("{name} is to be removed again: {also}");
                 self.half_removed.lock().insert(name.to_owned(), Arc::new(Folder::new(model)));
             }
@@ -300,6 +300,10 @@ mod tests {
 
     use super::*;
 
+    fn no_drop(_: u64, _: u64) -> Result<(), FilesError> {
+        unreachable!("nothing fails")
+    }
+
     #[test]
     fn who_reads_a_file_that_is_removed_gets_its_bytes_or_an_error() {
         const BYTES: usize = 256 << 10;
@@ -312,7 +316,7 @@ mod tests {
         let device = Arc::new(Device::new(DeviceConfig::new(16 << 20, 16 << 20)).unwrap());
         let models = Models::open(Arc::clone(&device));
         for round in 0..100 {
-            models.load(&path, "m", &Loading::default(), || false, |_, _| Ok(())).unwrap();
+            models.load(&path, "m", &Loading::default(), || false, |_, _| Ok(()), no_drop).unwrap();
             let inode = models.find(models.find(MODELS, "m").unwrap(), "m.safetensors").unwrap();
             std::thread::scope(|scope| {
                 for _ in 0..2 {
@@ -336,7 +340,7 @@ mod tests {
         fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header, &[7; 16]].concat()).unwrap();
         let device = Arc::new(Device::new(DeviceConfig::new(16 << 20, 16 << 20)).unwrap());
         let models = Models::open(Arc::clone(&device));
-        let load = || models.load(&path, "m", &Loading::default(), || false, |_, _| Ok(()));
+        let load = || models.load(&path, "m", &Loading::default(), || false, |_, _| Ok(()), no_drop);
         load().unwrap();
         let refused = |_, _| Err(FilesError::Unknown { name: "room".to_owned() });
         for _ in 0..2 {
@@ -360,13 +364,14 @@ mod tests {
         let device = Arc::new(Device::new(DeviceConfig::new(16 << 20, 16 << 20)).unwrap());
         let models = Models::open(Arc::clone(&device));
         let refused = |_, _| Err(FilesError::Unknown { name: "room".to_owned() });
+        let drop = |dpa, length| Ok(device.discard(dpa, length)?);
         for _ in 0..2 {
-            let failed = models.load(&path, "m", &Loading::default(), || false, refused).unwrap_err();
+            let failed = models.load(&path, "m", &Loading::default(), || false, refused, drop).unwrap_err();
             assert!(matches!(failed, FilesError::Unknown { name } if name == "room"));
             assert!(models.folder("m").is_none());
             assert!(device.tensors().is_empty() && device.hidden_tensors().is_empty());
         }
-        models.load(&path, "m", &Loading::default(), || false, |_, _| Ok(())).unwrap();
+        models.load(&path, "m", &Loading::default(), || false, |_, _| Ok(()), no_drop).unwrap();
         models.remove("m", |dpa, length| Ok(device.discard(dpa, length)?)).unwrap();
         assert!(device.tensors().is_empty() && device.hidden_tensors().is_empty());
     }
@@ -383,7 +388,7 @@ mod tests {
         for patience in 0..2 {
             let asked = AtomicUsize::new(0);
             let is_given_up = || asked.fetch_add(1, Ordering::Relaxed) >= patience;
-            let loaded = models.load(&path, "m", &Loading::default(), is_given_up, |_, _| Ok(()));
+            let loaded = models.load(&path, "m", &Loading::default(), is_given_up, |_, _| Ok(()), no_drop);
             assert!(matches!(loaded, Err(FilesError::Load(why)) if matches!(*why, LoadError::Stopped)));
             assert!(device.tensors().is_empty() && device.hidden_tensors().is_empty());
         }
@@ -399,7 +404,9 @@ mod tests {
         let device = Arc::new(Device::new(DeviceConfig::new(16 << 20, 16 << 20)).unwrap());
         let models = Models::open(Arc::clone(&device));
         let views = ["e8m3", "e8m1"].map(str::to_owned).to_vec();
-        models.load(&path, "m", &Loading { views, ..Loading::default() }, || false, |_, _| Ok(())).unwrap();
+        models
+            .load(&path, "m", &Loading { views, ..Loading::default() }, || false, |_, _| Ok(()), no_drop)
+            .unwrap();
         let at = models.find(MODELS, "m").unwrap();
         let names = (1..=8).flat_map(|e| (0..=6).flat_map(move |m| (0..6).map(move |g| (e, m, g))));
         let names = names.map(|(e, m, g)| format!("m@e{e}m{m}+d{}+g{g}.safetensors", 8 - e));

@@ -24,7 +24,7 @@ use vhost::vhost_user::message::{
 };
 use vhost::vhost_user::{Backend as Channel, VhostUserFrontendReqHandler};
 use vhost_user_backend::{VhostUserBackend, VringState, VringT};
-use virtio_queue::{QueueOwnedT, QueueT};
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{
     FileOffset, GuestAddressSpace, GuestMemoryAtomic, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap,
 };
@@ -57,6 +57,15 @@ enum Left {
 
 /// A chain of descriptors in the guest's memory.
 type Chain = virtio_queue::DescriptorChain<Arc<Memory>>;
+
+/// How a ring was when a chain was taken of it.
+#[derive(Clone, Copy)]
+struct Taken {
+    /// How often it had been taken away.
+    stops: u64,
+    /// Where the next chain is.
+    next: u16,
+}
 
 /// A connection.
 pub(super) struct Backend {
@@ -111,7 +120,7 @@ impl Backend {
     /// Does everything that is in the ring.
     fn drain(&self, ring: &Ring) -> Result<(), Left> {
         while self.set_kicks(ring, false)? {
-            while let Some((chain, stops)) = self.next(ring)? {
+            while let Some((chain, taken)) = self.next(ring)? {
                 let head = chain.head_index();
                 let memory = self.memory()?;
                 let mut state = lock(&self.state);
@@ -135,7 +144,7 @@ impl Backend {
                     // Who takes the ring away waits for this lock, and so for the answer's copy,
                     // but never for what was asked.
                     let mut ring = ring.get_mut();
-                    if !ring.get_queue().ready() || self.stops.load(Ordering::SeqCst) != stops {
+                    if !ring.get_queue().ready() || !self.is_still(ring.get_queue(), taken) {
                         // It was taken away meanwhile, and may be set up anew: its memory is
                         // something else by now, and the head another request's.
                         return Ok(());
@@ -184,15 +193,24 @@ impl Backend {
         }
     }
 
-    /// The next chain, and how often the ring was taken away before.
-    fn next(&self, ring: &Ring) -> Result<Option<(Chain, u64)>, Left> {
+    /// Whether a ring is the one that a chain was taken of, which may have been paused since: then
+    /// it stands where it stood, as nobody else takes anything of it. One that was reset begins at
+    /// 0.
+    fn is_still(&self, queue: &Queue, taken: Taken) -> bool {
+        let is_resumed = taken.next != 0 && queue.next_avail() == taken.next;
+        self.stops.load(Ordering::SeqCst) == taken.stops || is_resumed
+    }
+
+    /// The next chain, and how the ring was then.
+    fn next(&self, ring: &Ring) -> Result<Option<(Chain, Taken)>, Left> {
         let memory = self.memory()?;
         let mut state = ring.get_mut();
         if !self.is_on(&state) {
             return Ok(None);
         }
-        let mut available = state.get_queue_mut().iter(memory)?;
-        Ok(available.next().map(|chain| (chain, self.stops.load(Ordering::SeqCst))))
+        let chain = state.get_queue_mut().iter(memory)?.next();
+        let taken = Taken { stops: self.stops.load(Ordering::SeqCst), next: state.get_queue().next_avail() };
+        Ok(chain.map(|chain| (chain, taken)))
     }
 
     /// Does what is asked: from where on the guest port's answer is given, if it is.
@@ -287,7 +305,8 @@ impl Backend {
 }
 
 /// Checks that no region's file was cut since it was mapped: to touch what is missing is a SIGBUS,
-/// which ends the process that holds the device. One that is cut between this and the touch still
+/// which ends the process that holds the device. The library touches a ring without this when it is
+/// set up. One that is cut between this and the touch still
 /// does; only a monitor of this user can, and none whose memory is sealed (QEMU's memfd is).
 fn check_length(memory: &Memory) -> Result<(), Left> {
     let is_whole = |file: &FileOffset, bytes: u64| {
@@ -388,7 +407,7 @@ impl VhostUserBackend for Backend {
 
     fn update_memory(&self, memory: GuestMemoryAtomic<Memory>) -> io::Result<()> {
         let whole = memory.memory();
-        let mounts = self.shown.mount_numbers().map_err(io::Error::other)?;
+        let mounts = self.shown.mount_numbers()?;
         let windows = whole.iter().filter(|region| {
             // The guest's own memory is a file too, or this server could not have it.
             region.file_offset().is_none_or(|file| self.is_ours(file.file(), &mounts))
@@ -398,7 +417,9 @@ impl VhostUserBackend for Backend {
             (own, _) = own.remove_region(region.start_addr(), region.len()).map_err(io::Error::other)?;
         }
         tracing::debug!(all = whole.num_regions(), own = own.num_regions(), "the guest's memory");
-        *lock(&self.memory) = Arc::new(own);
+        *lock(&self.memory) = Arc::new(own.clone());
+        // The library reads a ring's index where the monitor says that it lies.
+        memory.lock().unwrap_or_else(PoisonError::into_inner).replace(own);
         Ok(())
     }
 

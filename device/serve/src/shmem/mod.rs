@@ -63,10 +63,9 @@ struct Shown {
 }
 
 impl Shown {
-    /// The device numbers of our mounts at the folder that the windows are in, and inside of it.
-    fn mount_numbers(&self) -> Result<Vec<u64>, ServeError> {
-        let [base, _] = &self.windows;
-        base.path.parent().map_or(Ok(Vec::new()), mount_point::numbers_within)
+    /// The device numbers of the windows' mount and of others of its server.
+    fn mount_numbers(&self) -> io::Result<Vec<u64>> {
+        mount_point::numbers_beside(self.identities[0].0)
     }
 
     /// Bytes of the region: room for both windows and as much again, a power of two, as a BAR's

@@ -89,7 +89,7 @@ impl VhostUserBackend for Backend {
     }
 
     fn update_memory(&self, memory: GuestMemoryAtomic<Memory>) -> io::Result<()> {
-        let ours = self.disk.mount_numbers().map_err(io::Error::other)?;
+        let ours = self.disk.mount_numbers()?;
         let on_mount = memory.memory().iter().any(|region| {
             let device = region.file_offset().and_then(|file| device_of(file.file()).ok());
             device.is_some_and(|device| ours.contains(&device))

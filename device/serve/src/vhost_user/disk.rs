@@ -1,11 +1,11 @@
 //! A disk: which bytes of the device, or of a guest's partition, it shows, and what may be done to
 //! them.
 
+use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::ServeError;
 use crate::control::{Control, ControlError};
 use crate::disks::{DiskInfo, Partition, ServedDisk, Shows};
 use lamina_device::window::ViewInfo;
@@ -140,7 +140,7 @@ impl Disk {
     }
 
     /// The device numbers of the file systems that serve the windows and the device's files.
-    pub(super) fn mount_numbers(&self) -> Result<Vec<u64>, ServeError> {
+    pub(super) fn mount_numbers(&self) -> io::Result<Vec<u64>> {
         self.control.mount_numbers()
     }
 
