@@ -60,18 +60,21 @@ fn models_are_loaded_listed_and_removed_and_umount_leaves_nothing() {
 /// A model that takes a while to load.
 fn large(place: &Place) -> String {
     const MIB: usize = 1 << 20;
-    let file = safetensors(&[("w", "BF16", vec![64 * MIB as u64], noise(1, MIB).repeat(128))]);
+    let file = safetensors(&[("w", "BF16", vec![128 * MIB as u64], noise(1, MIB).repeat(256))]);
     place.write("large.safetensors", &file)
 }
 
-/// A command that loads, in a process group of its own, once that is under way.
-fn loading(place: &Place, words: &[&str]) -> Child {
+/// A command that loads, in a process group of its own, once that is under way, and the worker that
+/// does it, which is stopped so that it does not come to its end meanwhile.
+fn loading(place: &Place, words: &[&str], holder: impl Fn(&Child) -> u64) -> (Child, Pid) {
     let mut command = place.command(words);
     let mut child = command.process_group(0).stderr(Stdio::piped()).spawn().unwrap();
     while !is_loading(place) {
         assert!(child.try_wait().unwrap().is_none(), "it is large enough to be seen");
     }
-    child
+    let worker = worker_of(holder(&child)).unwrap();
+    kill(worker, Signal::SIGSTOP).unwrap();
+    (child, worker)
 }
 
 fn is_loading(place: &Place) -> bool {
@@ -79,9 +82,14 @@ fn is_loading(place: &Place) -> bool {
     listed.as_array().unwrap().iter().any(|device| !device["loading"].is_null())
 }
 
-/// Signals the group of a command, and waits for its end: what it says.
-fn interrupted(child: Child, signal: Signal) -> String {
+/// Signals the group of a command, has a worker go on that was stopped, and waits for the command's
+/// end: what it says.
+fn interrupted(child: Child, signal: Signal, worker: Option<Pid>) -> String {
     killpg(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
+    if let Some(worker) = worker {
+        std::thread::sleep(Duration::from_millis(100));
+        kill(worker, Signal::SIGCONT).unwrap();
+    }
     let output = child.wait_with_output().unwrap();
     assert!(!output.status.success());
     String::from_utf8(output.stderr).unwrap()
@@ -99,7 +107,10 @@ fn a_mount_that_is_interrupted_leaves_nothing() {
         assert!(run_dirs.is_err() || run_dirs.unwrap().next().is_none());
     };
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
-        let said = interrupted(loading(&place, &words), signal);
+        // The device is the command's child.
+        let holder = |child: &Child| u64::try_from(worker_of(child.id().into()).unwrap().as_raw()).unwrap();
+        let (child, worker) = loading(&place, &words, holder);
+        let said = interrupted(child, signal, Some(worker));
         assert!(said.contains("interrupted; nothing is mounted"), "{said}");
         nothing_stays();
     }
@@ -109,7 +120,7 @@ fn a_mount_that_is_interrupted_leaves_nothing() {
         let mut command = place.command(&[&words[..], &["--image", &image]].concat());
         let child = command.process_group(0).stderr(Stdio::piped()).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(delay));
-        interrupted(child, Signal::SIGINT);
+        interrupted(child, Signal::SIGINT, None);
         nothing_stays();
         assert!(!Path::new(&image).exists());
     }
@@ -120,9 +131,10 @@ fn a_load_ends_with_who_asked_for_it() {
     let place = Place::new();
     let small = safetensors(&[("w", "BF16", vec![9000], floats(Format::Bf16, 1, 9000))]);
     let small_path = place.write("w.safetensors", &small);
-    place.mount(&[&small_path]);
+    let mounted = place.mount(&[&small_path]);
     let words = ["load", "--as", "other", "--in", &place.text("m"), &large(&place)];
-    interrupted(loading(&place, &words), Signal::SIGINT);
+    let (child, worker) = loading(&place, &words, |_| mounted["pid"].as_u64().unwrap());
+    interrupted(child, Signal::SIGINT, Some(worker));
     let ended = Instant::now();
     while is_loading(&place) {
         assert!(ended.elapsed() < Duration::from_secs(10));
