@@ -111,7 +111,7 @@ pub enum StoreError {
     /// No segment is free.
     #[error(
         "the store is full: no segment of {wanted} bytes is free, {used} of {capacity} bytes are in use; \
-         discard tensors or start with a larger --store-capacity"
+         discard tensors, or start a new device with a larger --store-capacity (an image keeps its own)"
     )]
     Full {
         /// Bytes wanted.

@@ -109,7 +109,7 @@ pub enum DeviceError {
     /// No gap of the views window is large enough.
     #[error(
         "tensor {tensor}: view {view} takes {length} bytes, the largest gap of the views window is {largest}; \
-         start with a larger --views-capacity, or for a guest's partition with --guest NAME=BYTES,views=BYTES"
+         start a new device with a larger --views-capacity (an image keeps its own), or for a guest's partition with --guest NAME=BYTES,views=BYTES"
     )]
     NoRoomForView {
         /// The tensor.
