@@ -114,13 +114,13 @@ fn a_mount_that_is_interrupted_leaves_nothing() {
         assert!(said.contains("interrupted; nothing is mounted"), "{said}");
         nothing_stays();
     }
-    // While it starts, too, and of its image.
+    // While it starts, too, and of its image. What runs in the background may ignore SIGINT.
     let image = place.text("image");
     for delay in [0, 10, 20, 40, 80] {
         let mut command = place.command(&[&words[..], &["--image", &image]].concat());
         let child = command.process_group(0).stderr(Stdio::piped()).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(delay));
-        interrupted(child, Signal::SIGINT, None);
+        interrupted(child, Signal::SIGTERM, None);
         nothing_stays();
         assert!(!Path::new(&image).exists());
     }
@@ -134,7 +134,7 @@ fn a_load_ends_with_who_asked_for_it() {
     let mounted = place.mount(&[&small_path]);
     let words = ["load", "--as", "other", "--in", &place.text("m"), &large(&place)];
     let (child, worker) = loading(&place, &words, |_| mounted["pid"].as_u64().unwrap());
-    interrupted(child, Signal::SIGINT, Some(worker));
+    interrupted(child, Signal::SIGTERM, Some(worker));
     let ended = Instant::now();
     while is_loading(&place) {
         assert!(ended.elapsed() < Duration::from_secs(10));
