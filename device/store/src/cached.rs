@@ -241,7 +241,9 @@ mod tests {
             assert!(file.sync_data().is_err(), "{file_system}");
             // What fails now is told to whoever opens the file next.
             memory.write(data.len(), &data);
-            run("sync", &[]).unwrap();
+            // SAFETY: it only begins to write what an open file has.
+            unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+            std::thread::sleep(std::time::Duration::from_millis(500));
             drop((memory, file));
             std::fs::remove_file(&ballast).unwrap();
             // As the next process finds it.
