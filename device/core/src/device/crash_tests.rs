@@ -454,28 +454,6 @@ fn an_image_whose_last_sync_failed_was_not_left_cleanly() {
 }
 
 #[test]
-fn a_first_checkpoint_whose_sync_failed_is_brought_to_the_disk_by_the_next_holder() {
-    let mut host = Host::new();
-    host.image = Image::in_memory(config().superblock()).unwrap();
-    let device = Device::open(host.image.clone(), &config()).unwrap();
-    device.create_tensor(weights()).unwrap();
-    device.write_base(0, &bytes(5, BLOCKS * BLOCK)).unwrap();
-    let model = read_all(&device);
-    drop(device);
-    host.image = host.image.clone().on_disk();
-    host.failpoints.set_synced(pages(host.image.file()));
-    host.failpoints.break_syncs(true);
-    assert!(Device::open(host.image.clone(), &config()).is_err());
-    host.failpoints.break_syncs(false);
-    let device = host.open();
-    device.sync().unwrap();
-    drop(device);
-    host.crash_to(host.failpoints.last_synced());
-    let device = host.open();
-    assert!(read_all(&device) == model && device.poison().is_empty());
-}
-
-#[test]
 fn an_image_of_the_version_before_gets_checkpoints_when_it_is_opened() {
     let mut host = Host::new();
     host.image = Image::in_memory(config().superblock()).unwrap();
