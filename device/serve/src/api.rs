@@ -13,7 +13,7 @@
 //! | `GET /detach` | how far that is |
 //! | `GET /views`, `POST /views`, `DELETE /views` `{"tensor","spelling"}` | lists, makes, removes |
 //! | `GET /models` | lists the models and their files |
-//! | `POST /models` `{"path","name"?,…}` | loads one, unless who asks over the socket goes meanwhile |
+//! | `POST /models` `{"path","name"?,…}` | loads one; who asks by the socket and goes ends it |
 //! | `DELETE /models/{name}` | removes one |
 //! | `GET /disks` | lists the disks: serial numbers, sockets, partitions |
 //! | `GET /guests` | lists the exports: whose, paths, bytes, and the socket for the guest |

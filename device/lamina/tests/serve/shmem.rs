@@ -285,20 +285,7 @@ fn a_guest_whose_memory_is_cut_short_is_left_alone_and_the_device_lives() {
 #[test]
 fn a_guest_that_was_reset_gets_nothing_of_what_it_asked_before() {
     within(60, || {
-        let Guest { rig, mut driver, .. } = Guest::new();
-        let ask = [&ASK.to_le_bytes()[..], &[0; 28], br#"{"op":"stats"}"#].concat();
-        driver.memory.write_slice(&ask, GuestAddress(DATA)).unwrap();
-        let worker = Pid::from_raw(worker(rig.run.child.id()));
-        kill(worker, Signal::SIGSTOP).unwrap();
-        let length = u32::try_from(ask.len()).unwrap();
-        let parts = [
-            Part { at: DATA, length, write: false },
-            Part { at: BACK, length: 16 + (64 << 10), write: true },
-        ];
-        driver.submit(&parts, None);
-        driver.kick();
-        eventually("a request taken", || driver.is_looked_at());
-        thread::sleep(Duration::from_millis(100));
+        let (Guest { rig: _rig, mut driver, .. }, _, worker) = waits_for_an_answer();
         // It waits for no worker.
         driver.restart(0xee);
         driver
@@ -321,23 +308,28 @@ fn a_guest_that_was_reset_gets_nothing_of_what_it_asked_before() {
     });
 }
 
+/// A guest that asks while no worker answers: the request's head, and the worker to go on.
+fn waits_for_an_answer() -> (Guest, u16, Pid) {
+    let mut guest = Guest::new();
+    let ask = [&ASK.to_le_bytes()[..], &[0; 28], br#"{"op":"stats"}"#].concat();
+    let driver = &mut guest.driver;
+    driver.memory.write_slice(&ask, GuestAddress(DATA)).unwrap();
+    let worker = Pid::from_raw(worker(guest.rig.run.child.id()));
+    kill(worker, Signal::SIGSTOP).unwrap();
+    let length = u32::try_from(ask.len()).unwrap();
+    let parts =
+        [Part { at: DATA, length, write: false }, Part { at: BACK, length: 16 + (64 << 10), write: true }];
+    let head = driver.submit(&parts, None);
+    driver.kick();
+    eventually("a request taken", || driver.is_looked_at());
+    thread::sleep(Duration::from_millis(100));
+    (guest, head, worker)
+}
+
 #[test]
 fn a_guest_that_was_paused_gets_what_it_asked_before() {
     within(60, || {
-        let Guest { rig, mut driver, .. } = Guest::new();
-        let ask = [&ASK.to_le_bytes()[..], &[0; 28], br#"{"op":"stats"}"#].concat();
-        driver.memory.write_slice(&ask, GuestAddress(DATA)).unwrap();
-        let worker = Pid::from_raw(worker(rig.run.child.id()));
-        kill(worker, Signal::SIGSTOP).unwrap();
-        let length = u32::try_from(ask.len()).unwrap();
-        let parts = [
-            Part { at: DATA, length, write: false },
-            Part { at: BACK, length: 16 + (64 << 10), write: true },
-        ];
-        let head = driver.submit(&parts, None);
-        driver.kick();
-        eventually("a request taken", || driver.is_looked_at());
-        thread::sleep(Duration::from_millis(100));
+        let (Guest { rig: _rig, mut driver, .. }, head, worker) = waits_for_an_answer();
         driver.pause();
         kill(worker, Signal::SIGCONT).unwrap();
         let (given_back, bytes) = driver.take();
