@@ -57,7 +57,7 @@ pub(crate) async fn record(args: &Record) -> Result<()> {
         Err(why) => {
             // What cannot be removed is said to be wrong anyway.
             let _ = std::fs::remove_file(&args.file);
-            return Err(why);
+            return Err(why.context(format!("nothing was recorded into {}", args.file.display())));
         }
     };
     let bytes = std::fs::metadata(&args.file)?.len();
