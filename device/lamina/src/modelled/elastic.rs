@@ -29,11 +29,13 @@ pub(crate) fn elastic(args: &Elastic) -> Result<()> {
         return Ok(out::text(&text)?);
     }
     args.weights.map_or(Ok(()), elastic::check_weights)?;
-    let work = match chunks(args)? {
-        Some((path, chunks)) => Work::of(args.base, &chunks).with_context(|| path.display().to_string())?,
-        None => Work::sample(args.base, &Mix::parse(&args.mix)?, args.chunk, args.sample)?,
+    let fetched = match chunks(args)? {
+        Some((path, chunks)) => {
+            let work = Work::of(args.base, &chunks).with_context(|| path.display().to_string())?;
+            elastic::fetch(&profile, &work)?
+        }
+        None => elastic::fetch_mix(&profile, args.base, &Mix::parse(&args.mix)?, args.chunk, args.sample)?,
     };
-    let fetched = elastic::fetch(&profile, &work)?;
     if args.json {
         serde_json::to_writer_pretty(&mut text, &whole(args, &profile, &fetched))?;
         writeln!(text)?;
