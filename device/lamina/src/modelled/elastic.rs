@@ -225,6 +225,13 @@ mod tests {
         assert!(refused(&["--mix", "16"]).contains("mix is 16"));
         assert!(refused(&["--mix", "-1:1"]).contains("mix is -1:1"));
         assert!(refused(&["--map", &map, "--base", "5"]).contains("4, 8, 16 or 32"));
+        // Chunks that are written down have their own sizes.
+        for (file, path) in [("--map", &map), ("--scores", &scores)] {
+            for option in ["--chunk", "--sample"] {
+                let why = refused(&[file, path, option, "7"]);
+                assert!(why.contains("cannot be used") && why.contains(option), "{why}");
+            }
+        }
         assert!(refused(&["--map", "/nonexistent"]).contains("/nonexistent"));
         assert!(refused(&["--dram", "ddr9"]).contains("dram is ddr9"));
     }
