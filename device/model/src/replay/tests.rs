@@ -599,7 +599,7 @@ fn the_latest_times_and_the_most_losses_are_replayed() {
     for (pace, dram) in
         [(Pace::Full, usual().dram), (Pace::Recorded, usual().dram), (Pace::Recorded, Some(fast))]
     {
-        let options = Options { pace, dram, ..usual() };
+        let options = Options { dram, pace, ..usual() };
         let compared = compare(&mut Reader::new(&trace[..]).unwrap(), &SUBJECTS, &options).unwrap();
         assert_eq!(compared.lost, u64::MAX);
         for outcome in compared.designs {
