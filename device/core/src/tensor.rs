@@ -365,6 +365,8 @@ pub(crate) struct Tensor {
     pub(crate) windows: Option<Shape>,
     /// Bytes its blocks are charged in the store.
     pub(crate) stored: Arc<Gauge>,
+    /// Its blocks that hold data.
+    pub(crate) live: Arc<Gauge>,
     /// Reads through the base window.
     pub(crate) traffic: Arc<Counted>,
     /// The checkpoint it was loaded from.

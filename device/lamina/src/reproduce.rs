@@ -62,16 +62,9 @@ pub(crate) fn reproduce(args: &Reproduce) -> Result<()> {
     let mut text = Vec::new();
     let (numbers, beside) = book.counts();
     for section in &book.sections {
-        let rows = || section.rows.iter().filter(|row| row.paper.is_some());
-        let ours = rows().filter(|row| row.ours.is_some()).count();
-        writeln!(
-            text,
-            "{:8} {:10} {ours:2} of {:2}  {}",
-            section.paper.name(),
-            section.number,
-            rows().count(),
-            section.title
-        )?;
+        let (numbers, ours) = section.counts();
+        let (paper, number, title) = (section.paper.name(), section.number, section.title);
+        writeln!(text, "{paper:8} {number:10} {ours:2} of {numbers:2}  {title}")?;
     }
     writeln!(
         text,

@@ -125,6 +125,15 @@ fn a_report_has_every_table_and_figure_and_needs_no_network() {
         }
         assert!(count > 5, "{figure}");
     }
+    // A number that the paper prints once counts once, however many of ours are beside it.
+    for (figure, rows, printed) in
+        [("trace-fig-12", 16, 8), ("trace-fig-13", 12, 6), ("trace-fig-14", 17, 10), ("cxl-ndp-fig-10", 3, 2)]
+    {
+        let beside = section(&book, figure)["rows"].as_array().unwrap();
+        let beside: Vec<_> = beside.iter().filter(|row| !row["paper"].is_null()).collect();
+        let counted = beside.iter().filter(|row| row["again"] == false).count();
+        assert_eq!((beside.len(), counted), (rows, printed), "{figure}");
+    }
     // What is measured is of the bundled files, and can be wrong.
     let coded = row(section(&book, "trace-table-iv"), "bf16, zstd: Llama 3.1 8B");
     assert_eq!((&coded["paper"], &coded["how"]), (&json!(1.34), &json!("measured")));
@@ -184,6 +193,7 @@ fn without_a_model_to_run_it_says_what_was_not_run() {
     assert!(output.status.success(), "{output:?}");
     let list = String::from_utf8_lossy(&output.stdout);
     assert!(list.contains("CXL-NDP  Table V") && list.contains("printed numbers have one of ours"), "{list}");
+    assert!(list.contains("TRACE    Fig. 12     8 of  8  "), "{list}");
     let book: Value = serde_json::from_slice(&fs::read(folder.path().join("report.json")).unwrap()).unwrap();
     assert_eq!(row(section(&book, "trace-table-ii"), "full KV cache")["how"], "not-run");
     let source = section(&book, "cxl-ndp-fig-4")["source"].as_str().unwrap();

@@ -26,6 +26,7 @@ mod number;
 pub mod replay;
 pub mod serving;
 pub mod system;
+mod text;
 pub mod trace;
 
 pub use self::error::ModelError;

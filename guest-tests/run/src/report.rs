@@ -146,6 +146,8 @@ pub struct TensorReport {
     pub elements: u64,
     /// Its length.
     pub logical_bytes: u64,
+    /// Bytes of its blocks that hold data.
+    pub written_bytes: u64,
     /// What it is charged in the store.
     pub stored_bytes: u64,
     /// `logical_bytes / stored_bytes`.

@@ -182,6 +182,12 @@ converter!(fp6_e2m3_to_8, u8, u8, |word| widened(Format::Fp6E2m3, word));
 mod tests {
     use super::{super::spelling::MAX_SCALE, *};
 
+    #[cfg(feature = "portable")]
+    #[test]
+    fn nothing_is_looked_up_in_registers_in_plain_rust() {
+        assert!(!avx512::is_available());
+    }
+
     #[test]
     fn tables_convert_every_bf16_at_every_scale_as_binary32_does() {
         if !avx512::is_available() {

@@ -75,6 +75,7 @@ impl Accounts {
         stats.live_blocks.shift(old.live.into(), new.live.into());
         if let Some(tensor) = owner.filter(|tensor| tensor.is_charged(block)) {
             tensor.stored.shift(old.bytes, new.bytes);
+            tensor.live.shift(old.live.into(), new.live.into());
         } else {
             stats.opaque_stored.shift(old.bytes, new.bytes);
             stats.opaque_blocks.shift(old.live.into(), new.live.into());
@@ -149,6 +150,7 @@ impl Accounts {
         stats.live_blocks.add(owned.live + opaque.live);
         if let Some(tensor) = owner {
             tensor.stored.add(owned.bytes);
+            tensor.live.add(owned.live);
         }
         stats.opaque_stored.add(opaque.bytes);
         stats.opaque_blocks.add(opaque.live);

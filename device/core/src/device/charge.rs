@@ -50,11 +50,13 @@ pub(super) fn take_over(stats: &Stats, tensor: &Tensor, charge: Charge) {
     stats.opaque_stored.shift(charge.bytes, 0);
     stats.opaque_blocks.shift(charge.live.into(), 0);
     tensor.stored.shift(0, charge.bytes);
+    tensor.live.shift(0, charge.live.into());
 }
 
 /// Takes from `tensor` what it was charged for.
 pub(super) fn hand_back(stats: &Stats, tensor: &Tensor, charge: Charge) {
     tensor.stored.shift(charge.bytes, 0);
+    tensor.live.shift(charge.live.into(), 0);
     stats.opaque_stored.shift(0, charge.bytes);
     stats.opaque_blocks.shift(0, charge.live.into());
 }

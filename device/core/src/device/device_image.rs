@@ -481,6 +481,7 @@ fn restore(
             partition,
             windows,
             stored: Arc::default(),
+            live: Arc::default(),
             traffic,
             source: SourceOf::new(source),
             transition: Transition::standing(),

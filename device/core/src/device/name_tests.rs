@@ -296,16 +296,21 @@ fn read(device: &Device) -> Vec<u8> {
 fn accounts_agree(device: &Device) {
     let (mut opaque, map) = (0, device.map());
     let mut stored: std::collections::BTreeMap<_, _> =
-        map.tensors().map(|tensor| (tensor.info.name.clone(), 0)).collect();
+        map.tensors().map(|tensor| (tensor.info.name.clone(), (0, 0))).collect();
     for block in 0..BASE / BLOCK {
-        let bytes = device.charged(block).bytes();
+        let charge = device.charged(block);
         match map.tensor_at(block * BLOCK) {
-            Some(tensor) => *stored.get_mut(&tensor.info.name).unwrap() += bytes,
-            None => opaque += bytes,
+            Some(tensor) => {
+                let (live, stored) = stored.get_mut(&tensor.info.name).unwrap();
+                *live += u64::from(charge.live);
+                *stored += charge.bytes();
+            }
+            None => opaque += charge.bytes(),
         }
     }
     for tensor in map.tensors() {
-        assert_eq!(tensor.stored.get(), stored[&tensor.info.name], "{}", tensor.info.name);
+        let held = (tensor.live.get(), tensor.stored.get());
+        assert_eq!(held, stored[&tensor.info.name], "{}", tensor.info.name);
     }
     assert_eq!(device.accounts.stats.opaque_stored.get(), opaque);
 }

@@ -21,15 +21,16 @@ use lamina_store::{Changed, Store};
 
 /// How long somebody who stores waits to note accounts, and how long it is not tried again then.
 const PAUSE: Duration = Duration::from_millis(2);
-/// Words for each tensor: where it lies, its bytes, what it is charged.
-const OF_TENSOR: usize = 3;
+/// Words for each tensor: where it lies, its bytes, what it is charged, its blocks that hold data.
+/// Programs before had no fourth, and what they noted fits no tensors: all entries are looked at.
+const OF_TENSOR: usize = 4;
 
 /// Whether noted accounts are of these tensors.
 pub(super) fn fit(noted: &[u64], stats: &Stats, partition_table: &PartitionTable, map: &Map) -> bool {
     let own = stats.of_entries().count() + partition_table.partitions.len();
     let Some((_, of_tensors)) = noted.split_at_checked(own) else { return false };
     let (of_tensors, rest) = of_tensors.as_chunks::<OF_TENSOR>();
-    let noted = of_tensors.iter().map(|[dpa, length, _]| (*dpa, *length));
+    let noted = of_tensors.iter().map(|[dpa, length, ..]| (*dpa, *length));
     rest.is_empty() && noted.eq(map.tensors().map(|tensor| (tensor.info.dpa, tensor.info.length)))
 }
 
@@ -42,7 +43,7 @@ impl Accounts {
         let own = self.stats.of_entries().map(Gauge::get);
         let partitions =
             self.partition_table.partitions.iter().map(|partition| partition.stored.load(Relaxed));
-        let tensors = map.tensors().flat_map(|t| [t.info.dpa, t.info.length, t.stored.get()]);
+        let tensors = map.tensors().flat_map(|t| [t.info.dpa, t.info.length, t.stored.get(), t.live.get()]);
         Some(own.chain(partitions).chain(tensors).collect())
     }
 
@@ -55,8 +56,10 @@ impl Accounts {
         for (partition, stored) in self.partition_table.partitions.iter().zip(&mut noted) {
             partition.stored.store(stored, Relaxed);
         }
-        for (tensor, stored) in map.tensors().zip(noted.skip(OF_TENSOR - 1).step_by(OF_TENSOR)) {
-            tensor.stored.shift(0, stored);
+        let of_tensors: Vec<u64> = noted.collect();
+        for (tensor, [.., stored, live]) in map.tensors().zip(of_tensors.as_chunks::<OF_TENSOR>().0) {
+            tensor.stored.shift(0, *stored);
+            tensor.live.shift(0, *live);
         }
         for Changed { block, old, new } in changed {
             self.stats.recount(old, new);

@@ -19,10 +19,10 @@ pub(super) struct Recovered {
     live: u64,
     /// Of them, those no tensor covers, and what they are charged.
     opaque: (u64, u64),
-    /// The tensor of the last block, and what its blocks are charged that are not charged to it
-    /// yet.
+    /// The tensor of the last block, and of its blocks that are not told to it yet how many hold
+    /// data, and what they are charged.
     owner: Option<Arc<Tensor>>,
-    owned: u64,
+    owned: (u64, u64),
 }
 
 impl Recovered {
@@ -37,7 +37,7 @@ impl Recovered {
             self.owner = map.tensor_at(dpa).cloned();
         }
         if self.owner.is_some() {
-            self.owned += charge.bytes;
+            self.owned = (self.owned.0 + u64::from(charge.live), self.owned.1 + charge.bytes);
         } else {
             self.opaque = (self.opaque.0 + u64::from(charge.live), self.opaque.1 + charge.bytes);
         }
@@ -45,7 +45,9 @@ impl Recovered {
 
     fn leave(&mut self) {
         if let Some(tensor) = self.owner.take() {
-            tensor.stored.shift(0, std::mem::take(&mut self.owned));
+            let (live, stored) = std::mem::take(&mut self.owned);
+            tensor.live.shift(0, live);
+            tensor.stored.shift(0, stored);
         }
     }
 

@@ -52,22 +52,22 @@ fn read(device: &Device, offset: u64, length: u64) -> Vec<u8> {
 /// That every account is the sum of what its blocks are charged.
 fn accounts_are_exact(device: &Device) {
     let map = device.map();
-    let (mut live, mut opaque, mut stored) = (0, (0, 0), vec![0; map.tensors().count()]);
+    let (mut live, mut opaque, mut stored) = (0, (0, 0), vec![(0, 0); map.tensors().count()]);
     for block in 0..device.base_bytes() / BLOCK {
         let charge = device.charged(block);
         live += u64::from(charge.live);
         match map.tensors().position(|t| (t.info.dpa..t.end()).contains(&(block * BLOCK))) {
-            Some(at) => stored[at] += charge.bytes(),
+            Some(at) => stored[at] = (stored[at].0 + u64::from(charge.live), stored[at].1 + charge.bytes()),
             None => opaque = (opaque.0 + u64::from(charge.live), opaque.1 + charge.bytes()),
         }
     }
-    let reported: Vec<_> = map.tensors().map(|tensor| tensor.stored.get()).collect();
+    let reported: Vec<_> = map.tensors().map(|tensor| (tensor.live.get(), tensor.stored.get())).collect();
     assert_eq!(reported, stored);
     let stats = &device.accounts.stats;
     let reported = (stats.live_blocks.get(), stats.opaque_blocks.get(), stats.opaque_stored.get());
     assert_eq!(reported, (live, opaque.0, opaque.1));
     if device.coded_store().is_some() {
-        assert_eq!(device.blocks.used_bytes(), opaque.1 + stored.iter().sum::<u64>());
+        assert_eq!(device.blocks.used_bytes(), opaque.1 + stored.iter().map(|(_, bytes)| bytes).sum::<u64>());
     }
 }
 

@@ -88,6 +88,8 @@ figures! {
         figures {
             /// Bytes of a tensor.
             logical_bytes: u64 = Gauge "logical" Bytes;
+            /// Bytes of its blocks that hold data: what was written, not all of it zeros.
+            written_bytes: u64 = Gauge "data" Bytes;
             /// Bytes that its blocks are charged in the store.
             stored_bytes: u64 = Gauge "stored" Bytes;
             /// Logical bytes over stored bytes; null while nothing is stored.
@@ -126,6 +128,7 @@ impl TensorReport {
             base_tensor: tensor.base_name(),
             base: tensor.traffic.report(&given.compared),
             logical_bytes: info.length,
+            written_bytes: tensor.live.get() * BLOCK_BYTES as u64,
             stored_bytes,
             ratio: ratio(info.length, stored_bytes),
         }

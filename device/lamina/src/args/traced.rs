@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Arg, Args, Subcommand, ValueEnum};
 
 use super::values::{element_bits, takes_negative, whole};
 use super::{Client, bytes};
@@ -186,10 +186,13 @@ fn seconds(text: &str) -> Result<f64, String> {
 /// for, else the numbers of their requests. Cycles that are imported are the module's, too, and are
 /// kept to the nanosecond.
 #[derive(Debug, Args)]
-#[command(after_help = "\
+#[command(
+    mut_args(of_a_direction),
+    after_help = "\
 Examples:
       lamina trace convert work.trace work.dramsim3 --to dramsim3 --design trace --pace recorded
-      lamina trace convert theirs.txt theirs.trace --from ramulator2 --device 64G && lamina compare theirs.trace")]
+      lamina trace convert theirs.txt theirs.trace --from ramulator2 --device 64G && lamina compare theirs.trace"
+)]
 pub(crate) struct Convert {
     /// What is read.
     #[arg(value_name = "IN")]
@@ -219,6 +222,15 @@ pub(crate) struct Convert {
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Refuses with `--from` what only an export heeds, and with `--to` what only an import does.
+fn of_a_direction(argument: Arg) -> Arg {
+    match argument.get_id().as_str() {
+        "from_file" | "to_file" | "from" | "to" | "dram" | "json" => argument,
+        "device" | "bits" => argument.conflicts_with("to"),
+        _ => argument.conflicts_with("from"),
+    }
 }
 
 /// Whose form a trace has.
@@ -252,13 +264,13 @@ pub(crate) struct Elastic {
     #[arg(long, default_value = "16:0.5,8:0.5", value_name = "BITS:PART,…", allow_hyphen_values = true)]
     pub(crate) mix: String,
     /// Chunks and their bits, instead of a mix.
-    #[arg(long, value_name = "FILE", conflicts_with = "mix")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["mix", "chunk", "sample"])]
     pub(crate) map: Option<PathBuf>,
     /// A checkpoint or a folder of some, for whose tensors the map is; only their sizes are read.
     #[arg(long, value_name = "MODEL", requires = "map")]
     pub(crate) model: Option<PathBuf>,
     /// Chunks and a score of each from 0 to 1, instead of a mix.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["mix", "map"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["mix", "map", "chunk", "sample"])]
     pub(crate) scores: Option<PathBuf>,
     /// Above which score a chunk has how many bits; at or below the last it is skipped.
     #[arg(

@@ -172,6 +172,7 @@ fn dram(designs: &[Outcome]) -> Table {
         "activate µJ",
         "read µJ",
         "write µJ",
+        "refresh µJ",
         "background µJ",
         "pJ/byte asked",
         "mean ns",
@@ -190,7 +191,8 @@ fn dram(designs: &[Outcome]) -> Table {
             micro(dram.energy.activate_pj),
             micro(dram.energy.read_pj),
             micro(dram.energy.write_pj),
-            micro(dram.energy.background_pj + dram.energy.refresh_pj),
+            micro(dram.energy.refresh_pj),
+            micro(dram.energy.background_pj),
             figure(dram.access_pj_per_byte, 1),
             figure(dram.latency_ns.mean, 1),
             dram.latency_ns.p99.to_string(),
@@ -267,4 +269,42 @@ fn figure(figure: Option<f64>, places: usize) -> String {
 #[expect(clippy::cast_precision_loss, reason = "a percentage to be looked at")]
 fn part(part: u64, of: u64) -> String {
     if of == 0 { "–".to_owned() } else { format!("{:.1} %", 100.0 * part as f64 / of as f64) }
+}
+
+#[cfg(test)]
+mod tests {
+    use lamina_model::replay::{Options, Pace, SUBJECTS, compare};
+    use lamina_model::trace::{Header, Reader, Request, View, Writer};
+
+    use super::*;
+
+    /// What a table says of a design's DRAM is what JSON says.
+    #[test]
+    fn energy_is_told_as_json_has_it() {
+        let header = Header { seen: Seen::Requests, device_bytes: 1 << 30 };
+        let mut writer = Writer::new(Vec::new(), header).unwrap();
+        writer.view(&View::full(16)).unwrap();
+        for number in 0..300 {
+            let (time_ns, address, write) = (number * 1000, number * 4096, number % 3 == 0);
+            let request = Request { time_ns, address, length: 4096, view: 0, guest: 0, write, served: None };
+            writer.request(&request).unwrap();
+        }
+        let trace = writer.finish().unwrap();
+        let options = Options { pace: Pace::Recorded, ..Options::usual().unwrap() };
+        let mut reader = Reader::new(&trace[..]).unwrap();
+        let compared = compare(&mut reader, &SUBJECTS, &options).unwrap();
+        let table = dram(&compared.designs);
+        let head: Vec<_> = table.header().unwrap().cell_iter().map(comfy_table::Cell::content).collect();
+        for (design, row) in compared.designs.iter().zip(table.row_iter()) {
+            let cells: Vec<_> = row.cell_iter().map(comfy_table::Cell::content).collect();
+            let json = serde_json::to_value(design).unwrap();
+            for of in ["activate", "read", "write", "refresh", "background"] {
+                let name = format!("{of} µJ");
+                let at = head.iter().position(|title| *title == name).unwrap_or_else(|| panic!("{name}"));
+                let pj = json["dram"]["energy"][format!("{of}_pj")].as_f64().unwrap();
+                assert!(pj > 0.0);
+                assert_eq!(cells[at], format!("{:.2}", pj / 1e6), "{}: {name}", design.subject.name);
+            }
+        }
+    }
 }

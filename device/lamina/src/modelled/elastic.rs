@@ -29,11 +29,13 @@ pub(crate) fn elastic(args: &Elastic) -> Result<()> {
         return Ok(out::text(&text)?);
     }
     args.weights.map_or(Ok(()), elastic::check_weights)?;
-    let work = match chunks(args)? {
-        Some((path, chunks)) => Work::of(args.base, &chunks).with_context(|| path.display().to_string())?,
-        None => Work::sample(args.base, &Mix::parse(&args.mix)?, args.chunk, args.sample)?,
+    let fetched = match chunks(args)? {
+        Some((path, chunks)) => {
+            let work = Work::of(args.base, &chunks).with_context(|| path.display().to_string())?;
+            elastic::fetch(&profile, &work)?
+        }
+        None => elastic::fetch_mix(&profile, args.base, &Mix::parse(&args.mix)?, args.chunk, args.sample)?,
     };
-    let fetched = elastic::fetch(&profile, &work)?;
     if args.json {
         serde_json::to_writer_pretty(&mut text, &whole(args, &profile, &fetched))?;
         writeln!(text)?;
@@ -223,6 +225,13 @@ mod tests {
         assert!(refused(&["--mix", "16"]).contains("mix is 16"));
         assert!(refused(&["--mix", "-1:1"]).contains("mix is -1:1"));
         assert!(refused(&["--map", &map, "--base", "5"]).contains("4, 8, 16 or 32"));
+        // Chunks that are written down have their own sizes.
+        for (file, path) in [("--map", &map), ("--scores", &scores)] {
+            for option in ["--chunk", "--sample"] {
+                let why = refused(&[file, path, option, "7"]);
+                assert!(why.contains("cannot be used") && why.contains(option), "{why}");
+            }
+        }
         assert!(refused(&["--map", "/nonexistent"]).contains("/nonexistent"));
         assert!(refused(&["--dram", "ddr9"]).contains("dram is ddr9"));
     }

@@ -403,6 +403,43 @@ mod tests {
         run(&[&export[..], &["dramsim3"]].concat()).unwrap();
     }
 
+    /// What a conversion does not heed is refused by its name.
+    #[test]
+    fn options_of_the_other_direction_are_refused() {
+        let refused = |words: &[&str]| format!("{:#}", run(words).unwrap_err());
+        let convert = ["trace", "convert", "/nonexistent", "/nonexistent/out"];
+        for option in [
+            ["--design", "trace"],
+            ["--mshr", "8"],
+            ["--link", "gen6x8"],
+            ["--link-latency", "7"],
+            ["--index-entries", "8"],
+            ["--index-ways", "8"],
+            ["--index-policy", "fifo"],
+            ["--buffer", "1"],
+            ["--pace", "recorded"],
+            ["--assume-bits", "8"],
+            ["--assume-ratios", "1,1,1"],
+        ] {
+            let why = refused(&[&convert[..], &["--from", "ramulator2"], &option].concat());
+            assert!(why.contains("cannot be used") && why.contains(option[0]), "{why}");
+            // An export heeds it.
+            let why = refused(&[&convert[..], &["--to", "ramulator2"], &option].concat());
+            assert!(why.contains("/nonexistent") && !why.contains("cannot be used"), "{why}");
+        }
+        for option in [["--device", "4K"], ["--bits", "4"]] {
+            let why = refused(&[&convert[..], &["--to", "ramulator2"], &option].concat());
+            assert!(why.contains("cannot be used") && why.contains(option[0]), "{why}");
+            let why = refused(&[&convert[..], &["--from", "ramulator2"], &option].concat());
+            assert!(why.contains("/nonexistent") && !why.contains("cannot be used"), "{why}");
+        }
+        // Whose form it is and the module are of both.
+        for way in ["--from", "--to"] {
+            let why = refused(&[&convert[..], &[way, "dramsim3", "--dram", "ddr5-5600"]].concat());
+            assert!(why.contains("/nonexistent") && !why.contains("cannot be used"), "{why}");
+        }
+    }
+
     #[test]
     fn what_is_wrong_is_named_and_half_a_trace_is_removed() {
         let folder = tempfile::tempdir().unwrap();

@@ -56,6 +56,8 @@ pub(super) struct Row {
     pub(super) places: usize,
     /// How ours was had.
     pub(super) how: How,
+    /// Whether the paper's number is that of another row, or follows of one: it is counted there.
+    pub(super) again: bool,
 }
 
 impl Row {
@@ -66,7 +68,14 @@ impl Row {
         places: usize,
         paper: Option<f64>,
     ) -> Self {
-        Self { what: what.into(), paper: paper.map(tidy), ours: None, unit, places, how: How::NotObtainable }
+        let (what, paper, how) = (what.into(), paper.map(tidy), How::NotObtainable);
+        Self { what, paper, ours: None, unit, places, how, again: false }
+    }
+
+    /// With a number of the paper that another row has.
+    pub(super) fn again(mut self) -> Self {
+        self.again = true;
+        self
     }
 
     /// With ours.
@@ -154,6 +163,12 @@ impl Section {
         self.rows.extend(rows);
         self
     }
+
+    /// Numbers that the paper prints, and those with one of ours beside them.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        let printed = || self.rows.iter().filter(|row| row.paper.is_some() && !row.again);
+        (printed().count(), printed().filter(|row| row.ours.is_some()).count())
+    }
 }
 
 /// All of it.
@@ -168,8 +183,7 @@ pub(super) struct Book {
 impl Book {
     /// Numbers of the papers, and those with one of ours beside them.
     pub(super) fn counts(&self) -> (usize, usize) {
-        let rows =
-            || self.sections.iter().flat_map(|section| &section.rows).filter(|row| row.paper.is_some());
-        (rows().count(), rows().filter(|row| row.ours.is_some()).count())
+        let sum = |all: (usize, usize), one: (usize, usize)| (all.0 + one.0, all.1 + one.1);
+        self.sections.iter().map(Section::counts).fold((0, 0), sum)
     }
 }

@@ -181,7 +181,8 @@ pub(super) fn table_ii(found: &Found) -> Section {
         section = section.rows([
             Row::new(&what, "", 2, Some(paper)).ours(How::Measured, ours),
             Row::new(format!("{what}: over full"), "×", 3, Some(paper / TABLE_II[0].1))
-                .ours(How::Measured, ours.zip(full).map(|(ours, full)| ours / full)),
+                .ours(How::Measured, ours.zip(full).map(|(ours, full)| ours / full))
+                .again(),
         ]);
     }
     let listed: Vec<_> = beside.into_iter().flatten().collect();

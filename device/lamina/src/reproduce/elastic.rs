@@ -1,6 +1,6 @@
 //! Figs. 17 to 21, and Fig. 20 of CXL-NDP: elastic precision in the DRAM model.
 
-use lamina_model::elastic::{Beside, Chunk, Cost, Mix, Thresholds, Work, fetch};
+use lamina_model::elastic::{Beside, Chunk, Cost, Mix, Thresholds, Work, fetch, fetch_mix};
 use lamina_model::{ModelError, float};
 
 use super::book::{How, Paper, Row, Section};
@@ -156,8 +156,7 @@ pub(super) fn fig_20(found: &Found) -> Section {
     );
     let joules = |pj: f64| pj * OPT / 1e12;
     // What all 16 bits take by words.
-    let full =
-        Mix::parse("16:1").and_then(|mix| fetch(&found.profile, &Work::sample(16, &mix, 1 << 16, 1 << 18)?));
+    let full = Mix::parse("16:1").and_then(|mix| fetch_mix(&found.profile, 16, &mix, 1 << 16, 1 << 18));
     let full = full.ok().map(|fetched| joules(fetched.words.pj()));
     section.rows.push(
         Row::new(

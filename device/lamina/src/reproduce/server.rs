@@ -56,7 +56,8 @@ fn rows(checks: &[Check]) -> Vec<Row> {
             Row::new(format!("{what}, as printed"), "tok/s", 2, Some(check.paper))
                 .ours(How::Modelled, Some(check.ours)),
             Row::new(format!("{what}, device only"), "tok/s", 2, Some(check.paper))
-                .ours(How::Modelled, Some(check.device_only)),
+                .ours(How::Modelled, Some(check.device_only))
+                .again(),
         ]
     };
     checks.iter().flat_map(row).collect()
@@ -227,7 +228,7 @@ pub(super) fn ndp_fig_10(found: &Found) -> Section {
     section.rows.push(row("context further than plain, by the paper's ratios".to_owned(), &paper));
     if let Some([_, _, ours]) = found.ratios() {
         let what = format!("the same by KV {:.2} and weights {:.2}, {}", ours.kv, ours.weights, ours.source);
-        section.rows.push(row(what, &ours));
+        section.rows.push(row(what, &ours).again());
     }
     section.rows.push(Row::new("faster than plain at 65k, 5 bits of a weight", "%", 0, Some(43.0)));
     section

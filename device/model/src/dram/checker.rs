@@ -186,7 +186,7 @@ impl Checker {
         let group = p.group as usize;
         let at = (p.group * g.banks + p.bank) as usize;
         let apart = |before: i64, need: u64, rule: &str| {
-            if now - before < cycles(need) { Err(wrong(rule)) } else { Ok(()) }
+            if now.saturating_sub(before) < cycles(need) { Err(wrong(rule)) } else { Ok(()) }
         };
         apart(rank.refreshed, t.rfc, "tRFC")?;
         match command.kind {
@@ -271,7 +271,7 @@ fn precharge(
         (bank.written, t.cwl + t.burst + t.wr, "tWR"),
     ];
     for (before, need, rule) in rules {
-        if now - before < cycles(need) {
+        if now.saturating_sub(before) < cycles(need) {
             return Err(wrong(rule));
         }
     }

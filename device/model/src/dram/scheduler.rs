@@ -78,7 +78,7 @@ pub struct Counts {
 pub struct Outcome {
     /// What was issued.
     pub counts: Counts,
-    /// Cycles until the last data were there.
+    /// Cycles until the last data were there, or those that it was given.
     pub cycles: u64,
     /// Commands that the checker found legal: all of them.
     pub checked: u64,
@@ -306,15 +306,29 @@ impl Dram {
     /// # Errors
     /// A command was illegal, or a burst got lost: an error of this model.
     pub fn finish(&mut self) -> Result<Outcome, ModelError> {
+        self.finish_at(0)
+    }
+
+    /// The same, and lets time pass until that cycle at least: the module is refreshed until then.
+    /// Nothing may come before it later.
+    ///
+    /// # Errors
+    /// As [`Dram::finish`].
+    pub fn finish_at(&mut self, until: u64) -> Result<Outcome, ModelError> {
         while self.queued > 0 {
             self.issue(first(&self.known).0);
         }
+        self.skip(until);
+        while first(&self.known).1 < until {
+            self.issue(first(&self.known).0);
+        }
+        let end = self.last.max(until);
         for at in 0..self.channels.len() {
             self.channels[at].finishes.clear();
             self.note(at);
         }
         self.held = 0;
-        self.clock = self.clock.max(self.last);
+        self.clock = self.clock.max(end);
         if let Some(wrong) = self.wrong.take() {
             return Err(wrong);
         }
@@ -326,10 +340,10 @@ impl Dram {
         let mut counts = self.counts;
         for bank in self.channels.iter().flat_map(|channel| &channel.banks) {
             if bank.row != CLOSED {
-                counts.open_bank_cycles += self.last.saturating_sub(bank.opened);
+                counts.open_bank_cycles += end.saturating_sub(bank.opened);
             }
         }
-        Ok(Outcome { counts, cycles: self.last, checked: self.checker.checked() })
+        Ok(Outcome { counts, cycles: end, checked: self.checker.checked() })
     }
 
     /// Lets an idle module's time pass without stepping through all of its refreshes.

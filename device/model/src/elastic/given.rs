@@ -110,7 +110,7 @@ impl Thresholds {
 }
 
 impl Work {
-    /// A sample of chunks of any size, about as many weights as one of [`Work::sample`] may have.
+    /// A sample of chunks of any size, of about [`MAX_SAMPLE`] weights at the most.
     ///
     /// A large chunk counts as parts, each of which fills its rows, so that being parts costs
     /// nothing. Of parts that follow each other one is taken, which is the same one in each run.

@@ -9,6 +9,8 @@
 //!   Nothing is compressed, as there.
 //! * A sample of chunks is read by the DRAM model as fast as registers permit, in an order that is
 //!   the same in each run. A weight's energy and time are the sample's.
+//! * Of a mix each kind of chunk is read by itself, and its costs count by its part. A sample of
+//!   all kinds would round each part to whole chunks.
 
 mod given;
 mod paper;
@@ -65,18 +67,6 @@ impl Mix {
     pub fn bits(&self) -> f64 {
         self.0.iter().map(|(bits, part)| f64::from(*bits) * part).sum()
     }
-
-    /// So many chunks of this mix, each kind spread evenly over all.
-    fn chunks(&self, count: u64, weights: u64) -> Vec<Chunk> {
-        let mut owed = vec![0.0; self.0.len()];
-        let pick = |_| {
-            owed.iter_mut().zip(&self.0).for_each(|(owed, (_, part))| *owed += part);
-            let most = (0..owed.len()).max_by(|a, b| owed[*a].total_cmp(&owed[*b])).unwrap_or(0);
-            owed[most] -= 1.0;
-            Chunk { weights, bits: self.0[most].0 }
-        };
-        (0..count).map(pick).collect()
-    }
 }
 
 /// What is read.
@@ -91,31 +81,16 @@ pub struct Work {
 
 /// Weights that a sample has at the most: 32 MiB of bf16.
 const MAX_SAMPLE: u64 = 1 << 24;
-/// Chunks that a sample has at the least.
-const MIN_CHUNKS: u64 = 20;
+/// Chunks of a kind that are read: at the least, and at the most.
+const MIN_CHUNKS: u64 = 5;
+const MAX_CHUNKS: u64 = 1 << 20;
 /// Weights that fill a row of each of their planes: a part of a chunk that is sampled. What is
 /// saved does not change beyond.
 const PART: u64 = 1 << 16;
+/// Weights of a chunk above which a part of it is read for it.
+const LARGE: u64 = 16 * PART;
 
 impl Work {
-    /// A sample of chunks of so many weights each by a mix, about `sample` weights of it.
-    ///
-    /// # Errors
-    /// A field that is of no use.
-    pub fn sample(base: u32, mix: &Mix, weights: u64, sample: u64) -> Result<Self, ModelError> {
-        check_base(base)?;
-        mix.check(base)?;
-        within("chunk", float(weights), 1.0..=float(MAX_SAMPLE))?;
-        within("sample", float(sample), 1.0..=float(MAX_SAMPLE))?;
-        // Enough of them that each kind is among them in its part. Of chunks too large for that a
-        // part is read, which fills its rows.
-        let weights = if weights > MAX_SAMPLE / MIN_CHUNKS { PART } else { weights };
-        let count = (sample / weights).clamp(MIN_CHUNKS, 1 << 20);
-        let work = Self { base, chunks: mix.chunks(count, weights) };
-        work.check()?;
-        Ok(work)
-    }
-
     fn check(&self) -> Result<(), ModelError> {
         check_base(self.base)?;
         if self.chunks.is_empty() {
@@ -143,7 +118,7 @@ fn check_base(base: u32) -> Result<(), ModelError> {
 }
 
 /// What a weight costs by one way of fetching.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Cost {
     /// Bits moved.
     pub bits: f64,
@@ -159,6 +134,14 @@ impl Cost {
     /// Picojoules of both.
     pub fn pj(&self) -> f64 {
         self.read_pj + self.activate_pj
+    }
+
+    /// Adds what a part of all weights costs, of which each costs this.
+    fn add(&mut self, part: f64, cost: &Self) {
+        self.bits += part * cost.bits;
+        self.read_pj += part * cost.read_pj;
+        self.activate_pj += part * cost.activate_pj;
+        self.time_ps += part * cost.time_ps;
     }
 }
 
@@ -177,26 +160,68 @@ pub struct Fetched {
     pub time_saved: f64,
 }
 
+impl Fetched {
+    fn new(bits: f64, words: Cost, planes: Cost) -> Self {
+        let saved =
+            |words: f64, planes: f64| if words > 0.0 { rounded(1.0 - planes / words, 6) } else { 0.0 };
+        let energy_saved = saved(words.pj(), planes.pj());
+        Self { bits, words, planes, energy_saved, time_saved: saved(words.time_ps, planes.time_ps) }
+    }
+}
+
 /// Reads weights both ways.
 ///
 /// # Errors
 /// A field of the work or the module that is of no use.
 pub fn fetch(profile: &Profile, work: &Work) -> Result<Fetched, ModelError> {
     work.check()?;
-    let words = read(profile, work, words, |_, base| 512 / base)?;
+    let wanted: f64 = work.chunks.iter().map(|chunk| float(chunk.weights) * f64::from(chunk.bits)).sum();
+    Ok(Fetched::new(wanted / work.weights(), by_words(profile, work)?, by_planes(profile, work)?))
+}
+
+/// Reads weights of a mix both ways, in chunks of so many, about `sample` weights of each kind.
+///
+/// # Errors
+/// A field or the module that is of no use.
+pub fn fetch_mix(
+    profile: &Profile,
+    base: u32,
+    mix: &Mix,
+    weights: u64,
+    sample: u64,
+) -> Result<Fetched, ModelError> {
+    check_base(base)?;
+    mix.check(base)?;
+    within("chunk", float(weights), 1.0..=float(MAX_SAMPLE))?;
+    within("sample", float(sample), 1.0..=float(MAX_SAMPLE))?;
+    let weights = if weights > LARGE { PART } else { weights };
+    let count = (sample / weights).clamp(MIN_CHUNKS, MAX_CHUNKS);
+    let of_kind = |bits, count| {
+        let count = usize::try_from(count).unwrap_or(usize::MAX);
+        Work { base, chunks: vec![Chunk { weights, bits }; count] }
+    };
+    // By words a chunk is read whole, however few of its bits are wanted.
+    let whole = by_words(profile, &of_kind(base, count))?;
+    let (mut words, mut planes) = (Cost::default(), Cost::default());
+    for (bits, part) in mix.0.iter().filter(|(bits, part)| *bits > 0 && *part > 0.0) {
+        words.add(*part, &whole);
+        // About as many lines of few planes as of all: refreshes, and what beginning and end take,
+        // are then the same part of each.
+        let count = (count * u64::from(base / bits)).min(MAX_CHUNKS);
+        planes.add(*part, &by_planes(profile, &of_kind(*bits, count))?);
+    }
+    Ok(Fetched::new(mix.bits(), words, planes))
+}
+
+fn by_words(profile: &Profile, work: &Work) -> Result<Cost, ModelError> {
+    read(profile, work, words, |_, base| 512 / base)
+}
+
+fn by_planes(profile: &Profile, work: &Work) -> Result<Cost, ModelError> {
     // A chunk has rows of its own.
-    let planes = read(profile, work, planes, |profile, base| {
+    read(profile, work, planes, |profile, base| {
         let (place, in_row) = rows(profile, base);
         place * in_row * 512
-    })?;
-    let saved = |words: f64, planes: f64| if words > 0.0 { rounded(1.0 - planes / words, 6) } else { 0.0 };
-    let wanted: f64 = work.chunks.iter().map(|chunk| float(chunk.weights) * f64::from(chunk.bits)).sum();
-    Ok(Fetched {
-        bits: wanted / work.weights(),
-        words,
-        planes,
-        energy_saved: saved(words.pj(), planes.pj()),
-        time_saved: saved(words.time_ps, planes.time_ps),
     })
 }
 

@@ -6,7 +6,7 @@
 
 use serde::Serialize;
 
-use super::{Fetched, Mix, PART, Work, fetch};
+use super::{Fetched, Mix, PART, fetch_mix};
 use crate::ModelError;
 use crate::dram::Profile;
 use crate::number::rounded;
@@ -79,11 +79,11 @@ const OPT: [Opt; 6] = [
     ("OPT 30B neurons", NEURON, 8.0, 0.339, None, 0.384),
 ];
 
-/// Weights of a sample, of experts and heads by parts.
+/// Weights of each kind that are sampled, of experts and heads by parts.
 const SAMPLE: u64 = 1 << 18;
 
 fn fetched(profile: &Profile, base: u32, chunk: u64, mix: &Mix) -> Result<Fetched, ModelError> {
-    fetch(profile, &Work::sample(base, mix, chunk.min(PART), SAMPLE)?)
+    fetch_mix(profile, base, mix, chunk.min(PART), SAMPLE)
 }
 
 /// All of them.
@@ -95,10 +95,12 @@ pub fn beside(profile: &Profile) -> Result<Vec<Beside>, ModelError> {
     for (figure, what, base, paper, time) in EXPERTS {
         let half = |part: f64| Mix(vec![(base, 1.0 - part), (base / 2, part)]);
         let saved = |fetched: &Fetched| if time { fetched.time_saved } else { fetched.energy_saved };
-        // What is saved grows with the part of all chunks that have half the bits.
-        let all_half = saved(&fetched(profile, base, EXPERT, &half(1.0))?);
+        // What is saved grows with the part of all chunks that have half the bits, from what all
+        // planes save, which is little and may be less than nothing.
+        let [none, all_half] = [half(0.0), half(1.0)].map(|mix| fetched(profile, base, EXPERT, &mix));
+        let (none, all_half) = (saved(&none?), saved(&all_half?));
         let reached = all_half > paper;
-        let mix = half(if reached { paper / all_half } else { 1.0 });
+        let mix = half(if reached { ((paper - none) / (all_half - none)).clamp(0.0, 1.0) } else { 1.0 });
         let fetched = fetched(profile, base, EXPERT, &mix)?;
         let reason = match (reached, time) {
             (false, _) => NARROW,

@@ -228,7 +228,8 @@ pub struct DramReport {
     pub checked: u64,
     /// Lines that needed no activation, of all.
     pub row_hit_rate: Option<f64>,
-    /// Seconds until the last data.
+    /// Seconds until the last data, or with [`Pace::Recorded`] until the last request was recorded
+    /// if that is later.
     pub seconds: f64,
     /// Bytes moved a second, in GB/s.
     pub gbs: f64,
@@ -287,7 +288,7 @@ pub struct Outcome {
     pub whole: u64,
     /// Those of which it says nothing.
     pub assumed: u64,
-    /// Cycles from load to use of each block, DRAM idle, by the paper's stages.
+    /// Cycles from load to use of each block that was read, DRAM idle, by the paper's stages.
     pub service_cycles: Summary,
     /// The same in nanoseconds as the host sees it, on average: with the link's latency.
     pub load_ns: Option<f64>,

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use super::{DramReport, Options, Outcome, Pace, Placement, Subject, ViewTraffic, WordCodec, layout};
 use crate::controller::{Design, GHZ, IndexCache, Stored};
 use crate::dram::{Done, Dram, Energy};
-use crate::link::{Direction, Requests};
+use crate::link::{Direction, Requests, Traffic};
 use crate::number::float;
 use crate::trace::text::LineAccess;
 use crate::trace::{BLOCK_BYTES, Block, BlockKind, NumberHasher, Request, Served, View};
@@ -161,8 +161,7 @@ impl Run {
                 let is_measured = stored.is_some_and(|stored| self.is_measured(stored));
                 let bypassed = |stored: &&Block| stored.kind == BlockKind::Bypassed;
                 let known = stored.filter(|stored| is_measured || bypassed(stored));
-                self.block(block, known.unwrap_or(&assumed), view, asked);
-                if request.served.is_none_or(|served| self.moves(served)) {
+                if self.block(block, known.unwrap_or(&assumed), view, asked) {
                     let sums = &mut self.sums;
                     *match known {
                         Some(_) if is_measured => &mut sums.measured,
@@ -204,14 +203,25 @@ impl Run {
             [(all.start..whole_from, false), (whole_from..whole_to, true), (whole_to..all.end, false)]
         {
             if !write || !is_whole {
-                let cycles = Design::Plain.cycles(Stored::Bypass, true);
-                self.service.add_each(cycles, lines.end - lines.start);
                 self.sums.read += self.words(lines.clone(), false);
             }
             if write {
                 self.sums.written += self.words(lines, true);
             }
         }
+        // Counted by blocks, as under the other designs: of a store those of which a line is read.
+        let (first, last) = (start / BLOCK_BYTES, (end - 1) / BLOCK_BYTES);
+        let blocks = if write {
+            let parts =
+                [(start, first), (end, last)].map(|(at, block)| (!at.is_multiple_of(64)).then_some(block));
+            match parts {
+                [Some(first), Some(last)] if first == last => 1,
+                parts => parts.into_iter().flatten().count() as u64,
+            }
+        } else {
+            last - first + 1
+        };
+        self.service.add_each(Design::Plain.cycles(Stored::Bypass, true), blocks);
     }
 
     /// Moves lines of words from where `plain` or `plain-rows` has them, and gives their bytes.
@@ -253,7 +263,8 @@ impl Run {
         bytes.map(|bytes| u64::from(bytes).min(BLOCK_BYTES))
     }
 
-    fn block(&mut self, number: u64, block: &Block, view: &View, asked: Asked) {
+    /// Does what is asked of one block, and says whether it was moved.
+    fn block(&mut self, number: u64, block: &Block, view: &View, asked: Asked) -> bool {
         let Asked { whole, write, served } = asked;
         let design = self.subject.design;
         // All of a view's planes are all of a block, which a store of a part wants.
@@ -265,7 +276,7 @@ impl Run {
         };
         let moves = served.is_none_or(|served| self.moves(served));
         if !moves && served.is_some_and(|served| !served.asked) {
-            return;
+            return false;
         }
         if !write && (held.is_some() || !moves) {
             self.sums.buffered += 1;
@@ -273,10 +284,10 @@ impl Run {
                 self.buffer.push_front(latest);
             }
             self.service.add(design.cycles(Stored::Nothing, true));
-            return;
+            return false;
         }
         if !moves {
-            return;
+            return false;
         }
         // A device that was recorded says itself what it read to store a part.
         let is_told = |served: Served| design == Design::Trace || served.reads_told;
@@ -315,6 +326,7 @@ impl Run {
         if served.is_none() {
             self.keep(number, wanted);
         }
+        true
     }
 
     /// Keeps a decoded block in the buffer.
@@ -367,10 +379,13 @@ impl Run {
     /// # Errors
     /// As [`Run::finish`].
     pub fn so_far(&mut self, views: &[View]) -> Result<Outcome, ModelError> {
-        let outcome = self.dram.as_mut().map(Dram::finish).transpose()?;
+        // What was recorded took at least as long as it did, however little of it a design moved.
+        let recorded = (self.options.pace == Pace::Recorded).then_some(self.sums.last_ns);
+        let until = recorded.zip(self.options.dram.as_ref()).map(|(ns, profile)| profile.cycles(ns));
+        let finish = |dram: &mut Dram| dram.finish_at(until.unwrap_or(0));
+        let outcome = self.dram.as_mut().map(finish).transpose()?;
         self.settle();
         let sums = &self.sums;
-        let recorded = float(sums.last_ns) / 1e9;
         let dram = outcome.zip(self.options.dram.as_ref()).map(|(outcome, profile)| {
             let seconds = profile.ns(outcome.cycles) / 1e9;
             let lines = outcome.counts.reads + outcome.counts.writes;
@@ -388,25 +403,29 @@ impl Run {
                 latency_ns: self.latency.summary(),
             }
         });
-        let elapsed = match (&dram, self.options.pace) {
-            (_, Pace::Recorded) => Some(recorded),
-            (Some(dram), Pace::Full) => Some(dram.seconds),
-            (None, Pace::Full) => None,
+        let elapsed = match &dram {
+            Some(dram) => Some(dram.seconds),
+            None => recorded.map(|ns| float(ns) / 1e9).filter(|seconds| *seconds > 0.0),
         };
         let link = self.link.iter().zip(views).filter(|(requests, _)| **requests != Requests::default());
-        let link = link.map(|(requests, view)| {
-            let mut traffic = self.options.link.carry(*requests, None);
-            // No faster than the link itself.
-            let seconds =
-                elapsed.map(|elapsed| elapsed.max(traffic.up.busy_seconds).max(traffic.down.busy_seconds));
-            let used = |direction: &mut Direction| {
-                let part = seconds.filter(|seconds| *seconds > 0.0);
-                direction.utilisation = part.map(|seconds| direction.busy_seconds / seconds);
-            };
-            used(&mut traffic.up);
-            used(&mut traffic.down);
-            ViewTraffic { view: view.name.clone(), bits: view.bits, traffic }
-        });
+        let mut link: Vec<_> = link
+            .map(|(requests, view)| {
+                let traffic = self.options.link.carry(*requests, None);
+                ViewTraffic { view: view.name.clone(), bits: view.bits, traffic }
+            })
+            .collect();
+        // No faster than the link itself, which all views share.
+        let busy = |of: fn(&Traffic) -> &Direction| -> f64 {
+            link.iter().map(|link| of(&link.traffic).busy_seconds).sum()
+        };
+        let busy = busy(|traffic| &traffic.up).max(busy(|traffic| &traffic.down));
+        if let Some(seconds) = elapsed.map(|elapsed| elapsed.max(busy)).filter(|seconds| *seconds > 0.0) {
+            for ViewTraffic { traffic, .. } in &mut link {
+                for direction in [&mut traffic.up, &mut traffic.down] {
+                    direction.utilisation = Some(direction.busy_seconds / seconds);
+                }
+            }
+        }
         let service = self.service.summary();
         let load = |cycles: f64| cycles / GHZ + self.options.link.latency_ns;
         Ok(Outcome {
@@ -427,7 +446,7 @@ impl Run {
             load_ns: service.mean.map(load),
             load_p99_ns: service.mean.map(|_| load(float(service.p99))),
             service_cycles: service,
-            link: link.collect(),
+            link,
             dram,
         })
     }

@@ -273,11 +273,102 @@ fn the_link_is_told_view_by_view() {
     let named = |lines: [u64; 3]| ["full", "e8m3", "e8m3:packed"].map(str::to_owned).into_iter().zip(lines);
     assert_eq!(lines(0), named([22 * 64, 21 * 64, 21 * 64]).collect::<Vec<_>>());
     assert_eq!(lines(4), named([22 * 64, 21 * 64, 21 * 48]).collect::<Vec<_>>());
-    for link in outcomes.iter().flat_map(|outcome| &outcome.link) {
-        assert!(link.traffic.up.utilisation.is_some_and(|part| part > 0.0 && part <= 1.0));
+    // All views share one link: words come through it faster than it carries them, so it is full.
+    for outcome in &outcomes {
+        let used = outcome.link.iter().map(|link| link.traffic.up.utilisation.unwrap());
+        assert!(used.clone().all(|part| part > 0.0), "{}", outcome.subject.name);
+        let all: f64 = used.sum();
+        assert!(all < 1.0 + 1e-9, "{}: {all}", outcome.subject.name);
+        assert!(outcome.subject.name != "plain" || all > 1.0 - 1e-9, "{all}");
     }
     // The trace said nothing of these blocks.
     assert_eq!(outcomes[4].assumed, 64);
+}
+
+/// Requests that came faster than DRAM serves them, or all at once, took as long as DRAM was at
+/// work.
+#[test]
+fn what_was_recorded_takes_no_less_than_dram() {
+    let rate = usual().dram.unwrap().geometry.channels;
+    for (count, nearly) in [(1, 0.02), (2000, 0.001)] {
+        // A microsecond apart in `trace`, a hundred blocks each: 400 KiB take five.
+        let requests: Vec<_> = (0..count).map(|number| (number * 100 * 4096, 100 * 4096, 0, false)).collect();
+        let trace = trace(&[], &requests);
+        let at = |pace| replayed(&trace, &Options { pace, ..usual() });
+        for (full, recorded) in at(Pace::Full).iter().zip(&at(Pace::Recorded)) {
+            let [full_dram, dram] = [full, recorded].map(|outcome| outcome.dram.clone().unwrap());
+            let close = |a: f64, b: f64| (a / b - 1.0).abs() <= nearly;
+            let name = full.subject.name;
+            assert!(close(dram.seconds, full_dram.seconds) && close(dram.gbs, full_dram.gbs), "{name}");
+            assert!(dram.gbs < 19.2 * f64::from(rate), "{name}: {}", dram.gbs);
+            let used = |outcome: &Outcome| outcome.link[0].traffic.up.utilisation.unwrap();
+            assert!(close(used(recorded), used(full)) && used(full) < 1.0 + 1e-9, "{name}");
+        }
+    }
+    // Without DRAM nobody knows how long one request takes.
+    let one = trace(&[], &[(0, 4096, 0, false)]);
+    let untimed = replayed(&one, &Options { dram: None, pace: Pace::Recorded, ..usual() });
+    assert!(untimed.iter().all(|outcome| outcome.link[0].traffic.up.utilisation.is_none()));
+}
+
+/// Between two requests and up to the second all designs stand by for the same time, whether its
+/// block is in their buffer or not.
+#[test]
+fn standby_goes_on_to_the_end_of_a_recording() {
+    let mut writer = Writer::new(Vec::new(), Header { seen: Seen::Requests, device_bytes: DEVICE }).unwrap();
+    writer.view(&View::full(16)).unwrap();
+    for time_ns in [0, 300_000_000] {
+        let request =
+            Request { time_ns, address: 0, length: 4096, view: 0, guest: 0, write: false, served: None };
+        writer.request(&request).unwrap();
+    }
+    let trace = writer.finish().unwrap();
+    let outcomes = replayed(&trace, &Options { pace: Pace::Recorded, ..usual() });
+    let dram: Vec<_> = outcomes.iter().map(|outcome| outcome.dram.clone().unwrap()).collect();
+    assert_eq!((outcomes[0].buffered, outcomes[4].buffered), (0, 1));
+    for (one, outcome) in dram.iter().zip(&outcomes) {
+        let name = outcome.subject.name;
+        assert!((one.seconds - 0.3).abs() < 1e-6, "{name}: {}", one.seconds);
+        let part = one.energy.background_pj / dram[0].energy.background_pj;
+        assert!((part - 1.0).abs() < 1e-3, "{name}: {part}");
+        // By hand: each of four channels is refreshed every 9332 of 720 million cycles.
+        assert_eq!((usual().dram.unwrap().timing.refi, one.commands.refreshes), (9332, 4 * 77_153), "{name}");
+    }
+}
+
+/// By hand: a block that is read counts once, whatever it is made of, and a store counts the blocks
+/// that it has to read first.
+#[test]
+fn every_design_counts_blocks() {
+    for (request, blocks) in [
+        ((7 * 4096, 4096, 0, false), 1),
+        ((7 * 4096 + 64, 64, 0, false), 1),
+        ((7 * 4096 - 1, 4098, 0, false), 3),
+        ((7 * 4096, 8192, 0, true), 0),
+        ((7 * 4096 + 8, 8, 0, true), 1),
+        ((7 * 4096 + 8, 1000, 0, true), 1),
+        ((7 * 4096 - 8, 16, 0, true), 2),
+        ((7 * 4096 - 8, 4096 + 16, 0, true), 2),
+        ((7 * 4096, 4096 + 8, 0, true), 1),
+    ] {
+        let requests = [request];
+        for outcome in replayed(&trace(&[], &requests), &Options { buffer: 0, ..usual() }) {
+            assert_eq!(outcome.service_cycles.count, blocks, "{}: {request:?}", outcome.subject.name);
+        }
+    }
+}
+
+/// A block that is in the buffer is not moved, and its size is nobody's concern.
+#[test]
+fn sizes_are_of_the_blocks_that_are_moved() {
+    let zeros = Block { kind: BlockKind::Zeros, ..Block::default() };
+    let blocks = [(0, block(256, 100)), (1, zeros), (2, block(256, 256))];
+    let requests: Vec<_> = (0..4 * 64).map(|line| (line * 64, 64, 0, false)).collect();
+    for outcome in replayed(&trace(&blocks, &requests), &usual()).iter().skip(2) {
+        let sizes = (outcome.measured, outcome.whole, outcome.assumed);
+        assert_eq!((sizes, outcome.buffered), ((3, 0, 1), 4 * 63), "{}", outcome.subject.name);
+        assert_eq!(outcome.fills + outcome.zeros, 4);
+    }
 }
 
 /// A device has tensors of several formats, and each of them has a view `full`.
@@ -453,7 +544,7 @@ fn plain_moves_the_lines_that_are_touched() {
             super::lines(&mut Reader::new(&trace[..]).unwrap(), SUBJECTS[0], &usual(), &mut take).unwrap();
             (moved, replayed(&trace, &Options { dram: None, ..usual() })[0].service_cycles.count)
         };
-        let (mut reads, mut writes, mut parts) = (Vec::new(), Vec::new(), 0);
+        let (mut reads, mut writes) = (Vec::new(), Vec::new());
         for line in (0..2000)
             .step_by(64)
             .filter(|line| (*line..line + 64).any(|at| (start..start + length).contains(&at)))
@@ -462,12 +553,13 @@ fn plain_moves_the_lines_that_are_touched() {
             let is_whole = (line..line + 64).all(|at| (start..start + length).contains(&at));
             if !is_whole {
                 writes.push((line, false));
-                parts += 1;
             }
             writes.push((line, true));
         }
-        assert_eq!(of(false), (reads.clone(), reads.len() as u64), "{start} {length}");
-        assert_eq!(of(true), (writes, parts), "{start} {length}");
+        // All of it is in one block.
+        let parts = writes.iter().filter(|(_, write)| !write).count();
+        assert_eq!(of(false), (reads, 1), "{start} {length}");
+        assert_eq!(of(true), (writes, parts.min(1) as u64), "{start} {length}");
     }
 }
 
@@ -501,8 +593,13 @@ fn the_latest_times_and_the_most_losses_are_replayed() {
         writer.request(&request).unwrap();
     }
     let trace = writer.finish().unwrap();
-    for pace in [Pace::Full, Pace::Recorded] {
-        let options = Options { pace, ..usual() };
+    // As short a cycle as a module may have, so that times are the most cycles.
+    let mut fast = usual().dram.unwrap();
+    fast.timing.tck_ps = 10.0;
+    for (pace, dram) in
+        [(Pace::Full, usual().dram), (Pace::Recorded, usual().dram), (Pace::Recorded, Some(fast))]
+    {
+        let options = Options { dram, pace, ..usual() };
         let compared = compare(&mut Reader::new(&trace[..]).unwrap(), &SUBJECTS, &options).unwrap();
         assert_eq!(compared.lost, u64::MAX);
         for outcome in compared.designs {

@@ -108,21 +108,38 @@ fn analysis(name: &str, json: &Value, otherwise: &[Ratios; 3]) -> Result<[Ratios
     ])
 }
 
-/// Adds what a device stores of each tensor.
+/// Adds what a device stores of each tensor, and of how many bytes that is: of blocks that hold
+/// data. What was never written would pass for compressed. Tensors that are stored with loss are
+/// left out.
 fn add_stored(sums: &mut Sums, json: &Value) -> Result<(), ModelError> {
     for (tensor, at) in tensors(json)? {
-        let stored = number(json, &format!("{at}/stored_bytes"))?;
-        sums.add(tensor, number(json, &format!("{at}/logical_bytes"))?, stored);
+        let of = |name: &str| number(json, &format!("{at}/{name}"));
+        let (stored, whole, written) = (of("stored_bytes")?, of("logical_bytes")?, of("written_bytes")?);
+        if tensor.pointer("/layout/kind").and_then(Value::as_str) != Some("lossy_kv") {
+            // A tensor's last block may pass its end.
+            sums.add(tensor, written.min(whole), stored);
+        }
     }
     Ok(())
 }
 
-/// What a device stores. It does not say what `gcomp` would store of each tensor.
+/// What a device stores, by its own mode. It does not say what another would store of each tensor.
 fn stats(name: &str, json: &Value, otherwise: &[Ratios; 3]) -> Result<[Ratios; 3], ModelError> {
-    let mut trace = Sums::default();
-    add_stored(&mut trace, json)?;
-    let trace = trace.ratios("trace", &otherwise[2], &format!("measured: {name}, a device's counters"));
-    Ok([otherwise[0].clone(), otherwise[1].clone(), trace])
+    let mode = json.pointer("/device/mode").ok_or_else(|| ModelError::missing("/device/mode"))?;
+    let design = match mode.as_str() {
+        Some("gcomp") => 1,
+        Some("trace") => 2,
+        _ => {
+            let must = "trace or gcomp: no other device compresses";
+            return Err(ModelError::field("/device/mode", mode, must));
+        }
+    };
+    let mut sums = Sums::default();
+    add_stored(&mut sums, json)?;
+    let source = format!("measured: {name}, a device's counters");
+    let mut ratios = otherwise.clone();
+    ratios[design] = sums.ratios(otherwise[design].design, &otherwise[design], &source);
+    Ok(ratios)
 }
 
 /// The report of `./x run --workload decode`: its tensors are weights, and what the decoder made of

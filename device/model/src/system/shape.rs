@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::ModelError;
 use crate::number::within;
+use crate::text::printable;
 
 /// An LLM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -138,11 +139,6 @@ impl Shape {
 }
 
 const MAX_LAYERS: f64 = 1e4;
-
-/// A text of a file, which may be anybody's, as a terminal can show it.
-fn printable(text: &str) -> String {
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
-}
 
 /// Numbers of a `config.json`, by name: of its text model, if it has one of its own, and of all.
 struct Config<'c> {

@@ -399,13 +399,13 @@ fn measured_ratios_are_read_from_what_lamina_prints() {
     let [_, gcomp, trace] = from_json("a.json", analysis, &otherwise).unwrap();
     assert_close(&[trace.kv, trace.weights, gcomp.kv, gcomp.weights], &[1.5, 2.0, 1.0, 1.25]);
     assert_eq!(trace.source, "measured: a.json, tree");
-    let stats =
-        r#"{"tensors": [{"logical_bytes": 1000, "stored_bytes": 800, "layout": {"kind": "weight"}}]}"#;
+    let stats = r#"{"device": {"mode": "trace"}, "tensors": [
+        {"logical_bytes": 1000, "written_bytes": 4096, "stored_bytes": 800, "layout": {"kind": "weight"}}]}"#;
     let [_, gcomp, trace] = from_json("s.json", stats, &otherwise).unwrap();
     assert_close(&[trace.kv, trace.weights, gcomp.kv], &[1.88, 1.25, 1.33]);
     assert!(trace.source.contains("KV: TRACE"), "{}", trace.source);
     let decode = |kv: &str| {
-        let tensors = r#"[{"name": "w", "logical_bytes": 1000, "stored_bytes": 625}]"#;
+        let tensors = r#"[{"name": "w", "logical_bytes": 8000, "written_bytes": 1000, "stored_bytes": 625}]"#;
         format!(r#"{{"device": {{}}, "tensors": {tensors}, "decode": {{"tokens": 64, "kv_ratio": {kv}}}}}"#)
     };
     let [_, _, trace] = from_json("d.json", &decode("1.45"), &otherwise).unwrap();
@@ -418,9 +418,8 @@ fn measured_ratios_are_read_from_what_lamina_prints() {
     assert_eq!(from_json("g.json", given, &otherwise).unwrap()[2].kv.to_bits(), 1.5_f64.to_bits());
     let refused = |text: &str| from_json("r", text, &otherwise).unwrap_err().to_string();
     assert!(refused("{}").contains("lamina analyze"));
-    assert!(refused(r#"{"tensors": []}"#).contains("tensors"));
+    assert!(refused(r#"{"device": {"mode": "trace"}, "tensors": []}"#).contains("tensors"));
     assert!(refused(r#"{"trace": {"kv": 0.0, "weights": 1.0}}"#).contains("trace kv ratio is 0"));
-    assert!(refused(r#"{"tensors": [{"logical_bytes": "x"}]}"#).contains("/tensors/0/"));
     for (text, why) in [
         (r#"{"trace": {"kv": -1}}"#, "trace kv ratio is -1: it must be a number from 0.5 to 4096"),
         (
@@ -430,15 +429,57 @@ fn measured_ratios_are_read_from_what_lamina_prints() {
         (r#"{"trace": {"kv": "1"}}"#, "trace kv ratio is \"1\": it must be a number from 0.5 to 4096"),
         (r#"{"trace": {}}"#, "trace: kv or weights is missing"),
         (
-            r#"{"tensors": [{"logical_bytes": 1, "stored_bytes": 1}, {}]}"#,
+            r#"{"device": {"mode": "trace"}, "tensors": [{"logical_bytes": 1, "written_bytes": 1, "stored_bytes": 1}, {}]}"#,
             "/tensors/1/stored_bytes is missing",
         ),
+        (
+            r#"{"device": {"mode": "gcomp"}, "tensors": [{"logical_bytes": 1, "written_bytes": "x", "stored_bytes": 1}]}"#,
+            "/tensors/0/written_bytes is \"x\": it must be a number from 0 to 1e18",
+        ),
+        (r#"{"tensors": [{}]}"#, "/device/mode is missing"),
     ] {
         assert_eq!(refused(text), format!("r: {why}"));
     }
     let [_, _, trace] = from_json("g.json", r#"{"trace": {"weights": 1.3}}"#, &otherwise).unwrap();
     assert_close(&[trace.kv, trace.weights], &[1.88, 1.3]);
     assert!(trace.source.starts_with("given: g.json; kv: TRACE"), "{}", trace.source);
+}
+
+/// By hand: two tensors that are full, each beside one that is empty and one of which a tenth was
+/// written. What is stored with loss says nothing of either.
+#[test]
+fn what_was_never_written_is_not_compressed() {
+    let otherwise = Ratios::paper(16.0);
+    let stats = |mode: &str| {
+        let tensor = |kind: &str, [logical, written, stored]: [u64; 3]| {
+            format!(
+                r#"{{"logical_bytes": {logical}, "written_bytes": {written}, "stored_bytes": {stored}, "layout": {{"kind": "{kind}"}}}}"#
+            )
+        };
+        let tensors = [
+            tensor("weight", [8192, 8192, 6144]),
+            tensor("weight", [1 << 26, 0, 0]),
+            tensor("weight", [40_960, 4096, 3072]),
+            tensor("kv", [8192, 8192, 5120]),
+            tensor("kv", [1 << 30, 4096, 2560]),
+            tensor("lossy_kv", [8192, 8192, 64]),
+        ];
+        format!(r#"{{"device": {{"mode": "{mode}"}}, "tensors": [{}]}}"#, tensors.join(", "))
+    };
+    let measured = |mode: &str| from_json("s.json", &stats(mode), &otherwise).unwrap();
+    let [plain, gcomp, trace] = measured("trace");
+    assert_close(&[trace.weights, trace.kv], &[4.0 / 3.0, 1.6]);
+    assert_eq!(trace.source, "measured: s.json, a device's counters");
+    assert_eq!([&plain, &gcomp], [&otherwise[0], &otherwise[1]]);
+    // A device is what its mode says.
+    let [plain, gcomp, trace] = measured("gcomp");
+    assert_close(&[gcomp.weights, gcomp.kv], &[4.0 / 3.0, 1.6]);
+    assert_eq!(([&plain, &trace], gcomp.design), ([&otherwise[0], &otherwise[2]], "gcomp"));
+    let why = from_json("s.json", &stats("plain"), &otherwise).unwrap_err().to_string();
+    assert_eq!(
+        why,
+        "s.json: /device/mode is \"plain\": it must be trace or gcomp: no other device compresses"
+    );
 }
 
 #[test]

@@ -8,6 +8,7 @@ use super::{
     MAX_REQUEST, MAX_TIME_NS, MAX_VIEWS, Request, Seen, Served, VERSION, View, WordBytes, unzigzag,
 };
 use crate::ModelError;
+use crate::text::printable;
 
 /// What a trace holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -238,7 +239,7 @@ impl<R: Read> Reader<R> {
         let Some(name) = self.payload.get(self.at..self.at + length) else {
             return Err(self.wrong("ends within a view's name"));
         };
-        let name = String::from_utf8_lossy(name).into_owned();
+        let name = printable(&String::from_utf8_lossy(name));
         self.at += length;
         let bits = self.small("bits of a view's element", MAX_PLANES)?;
         let link_bits = self.small("link bits of a view", 64)?;

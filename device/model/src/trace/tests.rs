@@ -6,6 +6,18 @@ use crate::ModelError;
 
 const HEAD: Header = Header { seen: Seen::Requests, device_bytes: 1 << 30 };
 
+/// A name may be anybody's, and goes to terminals.
+#[test]
+fn names_of_views_are_printable() {
+    let mut writer = Writer::new(Vec::new(), HEAD).unwrap();
+    let name = "a\x1b[31mRED\x1b]0;title\x07\nx\u{9b}é".to_owned();
+    writer.view(&View { name, ..View::full(16) }).unwrap();
+    let trace = writer.finish().unwrap();
+    let mut reader = Reader::new(&trace[..]).unwrap();
+    let Some(Item::View(view)) = reader.next_item().unwrap() else { panic!("a view") };
+    assert_eq!(view.name, r"a\u{1b}[31mRED\u{1b}]0;title\u{7}\nx\u{9b}é");
+}
+
 fn served(bits: u64) -> Option<Served> {
     let is = |bit: u64| bits >> bit & 1 == 1;
     let served = Served { asked: is(0), fetched: is(1), by_itself: is(2), reads_told: is(3) };

@@ -137,7 +137,8 @@ static UPPER: [u8; STEP] = every_other(1);
 
 /// Whether this processor has what is needed here.
 pub(super) fn is_available() -> bool {
-    std::arch::is_x86_feature_detected!("avx512f")
+    cfg!(not(feature = "portable"))
+        && std::arch::is_x86_feature_detected!("avx512f")
         && std::arch::is_x86_feature_detected!("avx512bw")
         && std::arch::is_x86_feature_detected!("avx512vbmi")
 }
