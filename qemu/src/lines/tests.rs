@@ -1,5 +1,6 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::process::Command;
 
 use super::*;
 
@@ -44,6 +45,41 @@ fn taken(lines: &Lines) -> Vec<Line> {
     let mut taken = Vec::new();
     lines.take(&mut taken);
     taken
+}
+
+/// A file system of 1 MiB, where this user may mount one.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn new() -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let mount =
+            Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(folder.path()).output();
+        mount.is_ok_and(|mount| mount.status.success()).then(|| Self(folder))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let done = Command::new("umount").arg("-l").arg(self.0.path()).status();
+        if !std::thread::panicking() {
+            assert!(done.unwrap().success());
+        }
+    }
+}
+
+#[test]
+fn a_disk_without_room_for_the_rings_is_an_error_and_no_signal() {
+    let Some(disk) = SmallDisk::new() else {
+        return lamina_skipped::test("nothing can be mounted here");
+    };
+    let cache = tempfile::tempdir().unwrap();
+    match Lines::new(disk.0.path(), cache.path(), 2, 0) {
+        Err(LinesError::File { path, error }) => {
+            assert_eq!((path, error.kind()), (disk.0.path().join("lines"), io::ErrorKind::StorageFull));
+        }
+        made => panic!("{made:?}"),
+    }
 }
 
 #[test]
