@@ -14,6 +14,9 @@ mod pages;
 #[path = "../../line-recorder/processor.rs"]
 #[expect(clippy::cast_possible_truncation, reason = "of numbers of sets")]
 mod processor;
+#[path = "../../line-recorder/refusal.rs"]
+#[expect(clippy::cast_possible_truncation, reason = "of a digit")]
+mod refusal;
 #[path = "../../line-recorder/ring.rs"]
 #[expect(clippy::cast_possible_truncation, reason = "of a number's lowest bits")]
 mod ring;
@@ -79,6 +82,21 @@ fn a_disk_without_room_for_the_rings_is_an_error_and_no_signal() {
             assert_eq!((path, error.kind()), (disk.0.path().join("lines"), io::ErrorKind::StorageFull));
         }
         made => panic!("{made:?}"),
+    }
+}
+
+#[test]
+fn a_guest_that_may_have_more_processors_than_the_file_has_parts_is_refused() {
+    for (most, parts) in [(1, 1), (2, 2), (2, 4), (256, 256)] {
+        assert!(refusal::of_processors(most, parts).is_none(), "{most} of {parts}");
+    }
+    for (most, parts) in [(4, 2), (257, 256), (u64::MAX, 1)] {
+        let why = refusal::of_processors(most, parts).unwrap();
+        let said = std::str::from_utf8(why.bytes()).unwrap();
+        let expected = format!(
+            "lamina: lines are recorded of {parts} processors, and the guest may have {most}: give --cpus {most}\n"
+        );
+        assert_eq!(said, expected);
     }
 }
 
