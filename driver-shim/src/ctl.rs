@@ -110,7 +110,7 @@ pub enum CtlError {
     Timeout {
         /// The port.
         path: PathBuf,
-        /// The time given.
+        /// The time given, or that its driver took.
         seconds: f64,
     },
     /// A reply without end.
@@ -272,7 +272,7 @@ impl Ctl {
         Self::open(&found.ok_or_else(|| CtlError::NoPort { port: CTL_PORT.into() })?)
     }
 
-    /// Sets how long a request may take.
+    /// Sets how long a request may take. A driver's file has its own time, 150 s, and no other.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
@@ -473,10 +473,11 @@ impl Ctl {
                 Other::Mailbox(mailbox) => mailbox.exchange(&request, MAX_REPLY, deadline),
                 Other::Driver(shared) => shared.exchange(&request, MAX_REPLY),
             };
+            let late =
+                |after: Duration| CtlError::Timeout { path: self.path.clone(), seconds: after.as_secs_f64() };
             let line = answer.map_err(|error| match error {
-                MailboxError::Late => {
-                    CtlError::Timeout { path: self.path.clone(), seconds: self.timeout.as_secs_f64() }
-                }
+                MailboxError::Late => late(self.timeout),
+                MailboxError::DriverLate(after) => late(after),
                 MailboxError::TooLong(bound) => CtlError::TooLong { path: self.path.clone(), bound },
                 MailboxError::Broken(why) => {
                     CtlError::Io { path: self.path.clone(), cause: io::Error::other(why) }
