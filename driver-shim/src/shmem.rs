@@ -169,7 +169,8 @@ impl Shared {
     /// Asks the guest port a line, and returns as much of the answer as has room, and its length.
     ///
     /// # Errors
-    /// The kernel's: `EBADF` as of [`Self::flush`], `EMSGSIZE`, `EINVAL` for what is no line, `EIO`.
+    /// The kernel's: `EBADF` as of [`Self::flush`], `EMSGSIZE`, `EINVAL` for what is no line,
+    /// `EIO`.
     pub fn ask(&self, line: &str, answer: &mut [u8]) -> io::Result<usize> {
         let bytes = |length: usize| u32::try_from(length).map_err(|_| io::ErrorKind::InvalidInput);
         let mut ask = Ask {

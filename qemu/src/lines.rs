@@ -77,8 +77,8 @@ fn put(cache: &Path) -> Result<PathBuf, LinesError> {
     }
 }
 
-/// Makes a file this long, with its place on the disk. Of a file with holes, a store to one when the
-/// disk is full is a SIGBUS to whoever has it mapped.
+/// Makes a file this long, with its place on the disk. Of a file with holes, a store to one when
+/// the disk is full is a SIGBUS to whoever has it mapped.
 fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     match fallocate(file, FallocateFlags::empty(), 0, bytes) {
         // Not every file system can.

@@ -230,8 +230,8 @@ impl Backend {
     }
 
     /// Whether a ring is the one that a chain was taken of, which may have been paused since: then
-    /// it stands where it stood, as nobody else takes anything of it. One that was reset has as much
-    /// given back as taken, which is nothing.
+    /// it stands where it stood, as nobody else takes anything of it. One that was reset has given
+    /// back as much as it has taken, which is nothing.
     fn is_still(&self, queue: &Queue, taken: Taken) -> bool {
         let is_resumed = (queue.next_avail(), queue.next_used()) == (taken.next, taken.used);
         self.stops.load(Ordering::SeqCst) == taken.stops || is_resumed

@@ -74,8 +74,8 @@ where
     Ok(Requested { op: four(0), window: four(4), offset: eight(8), length: eight(16), at: eight(24), text })
 }
 
-/// Writes an answer into a chain of `memory`, with as much of its piece as there is room for. Returns
-/// the bytes that were written to the guest.
+/// Writes an answer into a chain of `memory`, with as much of its piece as there is room for.
+/// Returns the bytes that were written to the guest.
 ///
 /// The descriptors are read again, and may be others by now: then the guest gets less, or nothing.
 pub(super) fn reply<M>(memory: &Memory, chain: DescriptorChain<M>, answer: &Answer<'_>) -> u32
