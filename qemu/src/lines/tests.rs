@@ -15,7 +15,6 @@ mod pages;
 #[expect(clippy::cast_possible_truncation, reason = "of numbers of sets")]
 mod processor;
 #[path = "../../line-recorder/refusal.rs"]
-#[expect(clippy::cast_possible_truncation, reason = "of a digit")]
 mod refusal;
 #[path = "../../line-recorder/ring.rs"]
 #[expect(clippy::cast_possible_truncation, reason = "of a number's lowest bits")]
