@@ -12,7 +12,7 @@ use std::process::{Command, exit};
 fn main() {
     compile("madv_filter", "madv-filter/filter.rs");
     compile("line_recorder", "line-recorder/recorder.rs");
-    for part in ["cache", "decode", "layout", "pages", "processor", "ring"] {
+    for part in ["cache", "decode", "layout", "pages", "processor", "refusal", "ring"] {
         println!("cargo::rerun-if-changed=line-recorder/{part}.rs");
     }
 }

@@ -23,7 +23,10 @@ struct lamina_file {
 	struct list_head shares;
 };
 
-/* A mapping of the device's. */
+/*
+ * A mapping of the device's. One without shares is there because the device
+ * would not take it away: who asks for that range next has it.
+ */
 struct lamina_mapping {
 	struct list_head entry;		/* of lamina->mappings */
 	u32 window;
@@ -46,11 +49,23 @@ static unsigned long lamina_place(u64 at)
 	return at + BIT(LAMINA_ORDER);
 }
 
+static void lamina_forget(struct lamina *lamina,
+			  struct lamina_mapping *mapping)
+{
+	gen_pool_free(lamina->places, lamina_place(mapping->at),
+		      mapping->length);
+	list_del(&mapping->entry);
+	kfree(mapping);
+}
+
 /* The last of a device and its files. */
 void lamina_release(struct kref *kref)
 {
 	struct lamina *lamina = container_of(kref, struct lamina, kref);
+	struct lamina_mapping *mapping, *next;
 
+	list_for_each_entry_safe(mapping, next, &lamina->mappings, entry)
+		lamina_forget(lamina, mapping);
 	if (lamina->places)
 		gen_pool_destroy(lamina->places);
 	kfree(lamina->request);
@@ -144,11 +159,9 @@ static int lamina_put(struct lamina *lamina, struct lamina_share *share)
 	if (!--mapping->shares) {
 		err = lamina_do(lamina, LAMINA_OP_UNMAP, 0, 0, mapping->length,
 				mapping->at);
-		/* If it failed, the device refuses what would overlap. */
-		gen_pool_free(lamina->places, lamina_place(mapping->at),
-			      mapping->length);
-		list_del(&mapping->entry);
-		kfree(mapping);
+		/* If it failed, another one at that place would overlap. */
+		if (!err || err == -ENOENT)
+			lamina_forget(lamina, mapping);
 	}
 	mutex_unlock(&lamina->map_lock);
 	return err;
@@ -276,10 +289,15 @@ static long lamina_ioctl(struct file *file, unsigned int command,
 		err = lamina_unmap(open, with.at);
 		break;
 	case LAMINA_IOC_FLUSH:
+		if (!(file->f_mode & FMODE_WRITE))
+			return -EBADF;
 		err = lamina_do(lamina, LAMINA_OP_FLUSH, LAMINA_BASE,
 				with.range.offset, with.range.length, 0);
 		break;
 	case LAMINA_IOC_ASK:
+		/* Lines make and remove tensors. */
+		if (!(file->f_mode & FMODE_WRITE))
+			return -EBADF;
 		err = lamina_talk(lamina, &with.ask);
 		break;
 	default:

@@ -7,6 +7,8 @@
  * mmap() it. That is for the open file alone: it ends with LAMINA_IOC_UNMAP,
  * or when the file is closed everywhere, and not while it is mmap()ed. A
  * machine has few mappings; files that ask for the same range share one.
+ *
+ * LAMINA_IOC_FLUSH and LAMINA_IOC_ASK need a file that is open for writing.
  */
 #ifndef LAMINA_UAPI_H
 #define LAMINA_UAPI_H

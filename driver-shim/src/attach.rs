@@ -97,20 +97,22 @@ impl Group {
 /// Makes regions and dax devices for Lamina's memdevs and tells the windows apart.
 ///
 /// # Errors
-/// [`Error::Memdevs`] when there are not two memdevs of Lamina, and whatever regions, dax devices
-/// and the directory give.
+/// [`Error::Memdevs`] when there are not two memdevs of Lamina, [`Error::NoDriver`], and whatever
+/// regions, dax devices and the directory give.
 pub fn up(tree: &Tree, options: &UpOptions) -> Result<Attached, Error> {
-    if memdevs(tree).is_empty()
-        && options.memdevs.is_empty()
-        && let Some(node) = shmem::bring_up(tree, options.wait)
-    {
-        return driver(&node, options);
-    }
-    if memdevs(tree).is_empty()
-        && options.memdevs.is_empty()
-        && let Some(bars) = ivshmem::windows(tree)?
-    {
-        return shared_memory(bars, options);
+    let looks_for_others = || memdevs(tree).is_empty() && options.memdevs.is_empty();
+    if looks_for_others() {
+        let driven = shmem::bring_up(tree, options.wait);
+        if let Ok(Some(node)) = &driven {
+            return driver(node, options);
+        }
+        if let Some(bars) = ivshmem::windows(tree)? {
+            return shared_memory(bars, options);
+        }
+        // Memdevs may have come meanwhile.
+        if looks_for_others() {
+            driven?;
+        }
     }
     let candidates = candidates(tree, options)?;
     let mut found = Vec::new();

@@ -29,7 +29,7 @@
 //!   right for hosts is right everywhere.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File, FileType, OpenOptions},
     io::{self, Read, Write},
     mem,
     os::{
@@ -110,7 +110,7 @@ pub enum CtlError {
     Timeout {
         /// The port.
         path: PathBuf,
-        /// The time given.
+        /// The time given, or that its driver took.
         seconds: f64,
     },
     /// A reply without end.
@@ -234,6 +234,11 @@ impl Ctl {
     pub fn open(path: &Path) -> Result<Self, CtlError> {
         let wrap = |cause| CtlError::Open { path: path.into(), cause };
         let kind = fs::metadata(path).map_err(wrap)?.file_type();
+        if let Some(what) = no_port(kind) {
+            // A request would be written over what is in it.
+            let why = format!("it is a {what}, not a port or a socket");
+            return Err(wrap(io::Error::new(io::ErrorKind::InvalidInput, why)));
+        }
         let other = if kind.is_dir() {
             Some(Other::Mailbox(Mailbox::open(path, OPEN_TIMEOUT).map_err(wrap)?))
         } else if shmem::is_node(path) {
@@ -267,7 +272,7 @@ impl Ctl {
         Self::open(&found.ok_or_else(|| CtlError::NoPort { port: CTL_PORT.into() })?)
     }
 
-    /// Sets how long a request may take.
+    /// Sets how long a request may take. A driver's file has its own time, 150 s, and no other.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
@@ -468,10 +473,11 @@ impl Ctl {
                 Other::Mailbox(mailbox) => mailbox.exchange(&request, MAX_REPLY, deadline),
                 Other::Driver(shared) => shared.exchange(&request, MAX_REPLY),
             };
+            let late =
+                |after: Duration| CtlError::Timeout { path: self.path.clone(), seconds: after.as_secs_f64() };
             let line = answer.map_err(|error| match error {
-                MailboxError::Late => {
-                    CtlError::Timeout { path: self.path.clone(), seconds: self.timeout.as_secs_f64() }
-                }
+                MailboxError::Late => late(self.timeout),
+                MailboxError::DriverLate(after) => late(after),
                 MailboxError::TooLong(bound) => CtlError::TooLong { path: self.path.clone(), bound },
                 MailboxError::Broken(why) => {
                     CtlError::Io { path: self.path.clone(), cause: io::Error::other(why) }
@@ -571,6 +577,16 @@ impl Ctl {
         let reply = String::from_utf8_lossy(&reply[..reply.len().min(200)]).into_owned();
         CtlError::Reply { path: self.path.clone(), reply }
     }
+}
+
+/// What a file of this kind is, if it cannot be a control port.
+fn no_port(kind: FileType) -> Option<&'static str> {
+    let kinds = [
+        (kind.is_file(), "regular file"),
+        (kind.is_block_device(), "block device"),
+        (kind.is_fifo(), "pipe"),
+    ];
+    kinds.into_iter().find_map(|(is, what)| is.then_some(what))
 }
 
 /// Opens a port or connects to a socket, without blocking afterwards. While another program has the

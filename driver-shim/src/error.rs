@@ -35,6 +35,17 @@ pub enum Error {
         /// What is missing or too many.
         why: String,
     },
+    /// A virtio device is there, and its driver is not.
+    #[error(
+        "the virtio device {device} has no driver, no /dev/lamina0 came within {seconds:.1} s: load the module `lamina` \
+         (/lib/modules/lamina.ko, or `modprobe lamina`); `dmesg` has what it says"
+    )]
+    NoDriver {
+        /// The device.
+        device: String,
+        /// How long was waited.
+        seconds: f64,
+    },
     /// No path was given, and sysfs shows no devdax device with a directory.
     #[error(
         "no Lamina window found: {why}. Run `lamina-shim up` first, or give --base and --views (LAMINA_BASE, \

@@ -43,6 +43,8 @@ const AGAIN: Duration = Duration::from_secs(1);
 pub(crate) enum MailboxError {
     /// The deadline passed.
     Late,
+    /// A driver gave up, after so long: it has a deadline of its own.
+    DriverLate(Duration),
     /// The answer would be longer than this.
     TooLong(usize),
     /// The device broke the rules, or the request does not fit.

@@ -17,13 +17,14 @@ use std::{
     io,
     os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use lamina_abi::shmem::{BASE, VIEWS, VIRTIO_ID};
+use lamina_abi::shmem::{BASE, TEXT_BYTES, VIEWS, VIRTIO_ID};
 use rustix::ioctl::{Getter, Ioctl, Opcode, Setter, Updater, ioctl, opcode};
 
 use crate::{
+    Access, Error, WindowError,
     mailbox::MailboxError,
     sysfs::{Tree, wait},
     topology::Role,
@@ -107,7 +108,16 @@ impl Shared {
     /// # Errors
     /// The kernel's.
     pub fn open(node: &Path) -> io::Result<Self> {
-        Ok(Self { path: node.into(), file: OpenOptions::new().read(true).write(true).open(node)? })
+        Self::open_for(node, Access::ReadWrite)
+    }
+
+    /// Opens the driver's file. Without [`Access::ReadWrite`] it takes no flushes and no lines.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn open_for(node: &Path, access: Access) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(access == Access::ReadWrite).open(node)?;
+        Ok(Self { path: node.into(), file })
     }
 
     /// Where it is.
@@ -150,7 +160,7 @@ impl Shared {
     /// Makes stores to a range of the base window visible in views.
     ///
     /// # Errors
-    /// The kernel's: `ERANGE`, `EIO`.
+    /// The kernel's: `EBADF` of a file that is not open for writing, `ERANGE`, `EIO`.
     pub fn flush(&self, range: Range) -> io::Result<()> {
         // SAFETY: the driver reads a `Range`.
         self.call(unsafe { Setter::<FLUSH, Range>::new(range) })
@@ -159,7 +169,8 @@ impl Shared {
     /// Asks the guest port a line, and returns as much of the answer as has room, and its length.
     ///
     /// # Errors
-    /// The kernel's: `EMSGSIZE`, `EINVAL` for what is no line, `EIO`.
+    /// The kernel's: `EBADF` as of [`Self::flush`], `EMSGSIZE`, `EINVAL` for what is no line,
+    /// `EIO`.
     pub fn ask(&self, line: &str, answer: &mut [u8]) -> io::Result<usize> {
         let bytes = |length: usize| u32::try_from(length).map_err(|_| io::ErrorKind::InvalidInput);
         let mut ask = Ask {
@@ -177,6 +188,10 @@ impl Shared {
 
     /// Sends a request's text and returns the answer's, of at most `bound` bytes.
     pub(crate) fn exchange(&self, request: &str, bound: usize) -> Result<Vec<u8>, MailboxError> {
+        if request.len() > TEXT_BYTES {
+            let bytes = request.len();
+            return Err(MailboxError::Broken(format!("a request of {bytes} bytes; {TEXT_BYTES} fit")));
+        }
         whole(bound, |answer| self.ask(request, answer))
     }
 
@@ -192,8 +207,9 @@ impl Shared {
 /// no memory.
 fn whole(bound: usize, ask: impl FnOnce(&mut [u8]) -> io::Result<usize>) -> Result<Vec<u8>, MailboxError> {
     let mut answer = vec![0; bound];
+    let begun = Instant::now();
     let total = ask(&mut answer).map_err(|why| match why.kind() {
-        io::ErrorKind::TimedOut => MailboxError::Late,
+        io::ErrorKind::TimedOut => MailboxError::DriverLate(begun.elapsed()),
         _ => MailboxError::Broken(why.to_string()),
     })?;
     if total > bound {
@@ -204,15 +220,19 @@ fn whole(bound: usize, ask: impl FnOnce(&mut [u8]) -> io::Result<usize>) -> Resu
 }
 
 /// Asks for the whole window of `role`.
-pub(crate) fn place(node: &Path, role: Role) -> io::Result<(Shared, Map)> {
-    let shared = Shared::open(node)?;
-    let info = shared.info()?;
+///
+/// # Errors
+/// [`WindowError::Open`], [`WindowError::Refused`].
+pub(crate) fn place(node: &Path, role: Role) -> Result<(Shared, Map), WindowError> {
+    let unopened = |cause| WindowError::Open { path: node.into(), cause };
+    let shared = Shared::open(node).map_err(unopened)?;
+    let info = shared.info().map_err(unopened)?;
     let (window, bytes) = match role {
         Role::Base => (BASE, info.base_bytes),
         Role::Views => (VIEWS, info.views_bytes),
     };
     let mut map = Map { window, length: bytes, ..Map::default() };
-    shared.map(&mut map)?;
+    shared.map(&mut map).map_err(|cause| WindowError::Refused { path: node.into(), role, bytes, cause })?;
     Ok((shared, map))
 }
 
@@ -232,19 +252,26 @@ pub fn node(tree: &Tree) -> Option<PathBuf> {
     Some(tree.dev(name)).filter(|node| node.exists())
 }
 
-/// The driver's file, once the driver is loaded; none if there is no device for it, or no driver.
-pub(crate) fn bring_up(tree: &Tree, limit: Duration) -> Option<PathBuf> {
+/// The driver's file, once the driver is loaded; none if there is no device for it.
+///
+/// # Errors
+/// [`Error::NoDriver`].
+pub(crate) fn bring_up(tree: &Tree, limit: Duration) -> Result<Option<PathBuf>, Error> {
     let ours = |name: &String| tree.number(format!("{DEVICES}/{name}/device")).ok() == Some(VIRTIO_ID.into());
-    if node(tree).is_none() && tree.list(DEVICES).iter().any(ours) {
-        tree.module(MODULE, DRIVER);
-        return wait(limit, || node(tree));
+    if let Some(node) = node(tree) {
+        return Ok(Some(node));
     }
-    node(tree)
+    let Some(device) = tree.list(DEVICES).into_iter().find(ours) else { return Ok(None) };
+    tree.module(MODULE, DRIVER);
+    match wait(limit, || node(tree)) {
+        Some(node) => Ok(Some(node)),
+        None => Err(Error::NoDriver { device, seconds: limit.as_secs_f64() }),
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use lamina_abi::shmem::TEXT_BYTES;
+    use std::thread;
 
     use super::*;
 
@@ -274,6 +301,26 @@ mod tests {
                 Err(why) => assert!(total > BOUND && matches!(why, MailboxError::TooLong(BOUND))),
             }
         }
+    }
+
+    #[test]
+    fn a_driver_that_gives_up_is_late_by_its_own_deadline() {
+        const PAUSE: Duration = Duration::from_millis(20);
+        let late = whole(0, |_| {
+            thread::sleep(PAUSE);
+            Err(io::ErrorKind::TimedOut.into())
+        });
+        assert!(matches!(late, Err(MailboxError::DriverLate(after)) if after >= PAUSE), "{late:?}");
+    }
+
+    #[test]
+    fn a_request_that_is_too_long_is_told_what_fits() {
+        let null = Shared::open(Path::new("/dev/null")).unwrap();
+        let long = null.exchange(&"x".repeat(TEXT_BYTES + 1), 0);
+        let says = "a request of 65537 bytes; 65536 fit";
+        assert!(matches!(&long, Err(MailboxError::Broken(why)) if why == says), "{long:?}");
+        let fits = null.exchange(&"x".repeat(TEXT_BYTES), 0);
+        assert!(matches!(&fits, Err(MailboxError::Broken(why)) if !why.contains("fit")), "{fits:?}");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! with `create_ram_region`: the platform's CXL windows). A dax device lies, resolved, in a folder
 //! below its `regionN`.
 
-use std::path::Path;
+use std::{fmt, path::Path};
 
 use lamina_abi::Interleave;
 
@@ -39,6 +39,15 @@ impl Role {
             // A target has a part of the base window.
             _ => Interleave::of_serial(serial).map(|_| Self::Base),
         }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Base => "base",
+            Self::Views => "views",
+        })
     }
 }
 

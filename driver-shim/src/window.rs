@@ -78,6 +78,18 @@ pub enum WindowError {
         /// The kernel's error.
         cause: io::Error,
     },
+    /// The driver maps no such range into the machine.
+    #[error("{path} does not map the {role} window, {bytes} bytes: {cause}{}", few(cause))]
+    Refused {
+        /// The driver's file.
+        path: PathBuf,
+        /// Which window.
+        role: Role,
+        /// The window's length.
+        bytes: u64,
+        /// The kernel's error.
+        cause: io::Error,
+    },
     /// A range that passes the end.
     #[error("bytes {offset} + {length} pass the end of {what}, which has {bytes} bytes")]
     End {
@@ -130,8 +142,7 @@ impl Window {
 
     /// Maps the whole window of `role` through a driver's file, see [`shmem`].
     pub(crate) fn of_driver(node: &Path, role: Role, access: Access) -> Result<Self, WindowError> {
-        let (shared, map) =
-            shmem::place(node, role).map_err(|cause| WindowError::Open { path: node.into(), cause })?;
+        let (shared, map) = shmem::place(node, role)?;
         Self::of_mapping(&shared, map.at, map.length, access)
     }
 
@@ -271,6 +282,17 @@ impl<'w> Span<'w> {
     }
 }
 
+/// What helps when a machine has no mapping left.
+fn few(cause: &io::Error) -> &'static str {
+    match cause.kind() {
+        io::ErrorKind::StorageFull => {
+            "; a machine has few mappings: programs that ask for the same range share one, and one is free when \
+             every file that has it is closed"
+        }
+        _ => "",
+    }
+}
+
 /// Whether `offset + length` neither overflows nor passes `bytes`.
 pub(crate) fn fits(offset: u64, length: u64, bytes: u64) -> bool {
     offset.checked_add(length).is_some_and(|end| end <= bytes)
@@ -288,4 +310,22 @@ fn measure(file: &mut File, tree: &Tree) -> io::Result<(u64, u64)> {
     let folder = format!("dev/char/{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
     let size = tree.number(format!("{folder}/size")).map_err(io::Error::other)?;
     Ok((size, tree.number(format!("{folder}/align")).unwrap_or(2 << 20)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_mapping_is_no_matter_of_paths_and_rights() {
+        let refused = |cause: rustix::io::Errno| {
+            let path = "/dev/lamina0".into();
+            WindowError::Refused { path, role: Role::Views, bytes: 4096, cause: cause.into() }.to_string()
+        };
+        for cause in [rustix::io::Errno::NOSPC, rustix::io::Errno::EXIST, rustix::io::Errno::NODEV] {
+            let said = refused(cause);
+            assert!(said.starts_with("/dev/lamina0 does not map the views window, 4096 bytes: "), "{said}");
+            assert_eq!(said.contains("few mappings"), cause == rustix::io::Errno::NOSPC, "{said}");
+        }
+    }
 }

@@ -33,6 +33,26 @@ fn a_refusal_carries_the_devices_words() {
 }
 
 #[test]
+fn a_file_that_is_no_port_is_refused_and_stays_as_it_is() {
+    let dir = TempDir::new().unwrap();
+    let [file, pipe] = ["weights.bin", "pipe"].map(|name| dir.path().join(name));
+    let bytes = vec![0x5a; 4096];
+    fs::write(&file, &bytes).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).unwrap();
+    for (path, kind) in [(&file, "regular file"), (&pipe, "pipe")] {
+        let error = Ctl::open(path).and_then(|mut ctl| ctl.stats()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "cannot open the control port {}: it is a {kind}, not a port or a socket",
+                path.display()
+            )
+        );
+    }
+    assert!(fs::read(&file).unwrap() == bytes, "the file was written to");
+}
+
+#[test]
 fn a_reply_in_pieces_is_one_reply() {
     let (_dir, path) = socket();
     device(&path, |_, stream| {

@@ -12,6 +12,7 @@ use lamina_shim::{
     Attached, BASE_SERIAL, Error, Lamina, OpenOptions, UpOptions, VIEWS_SERIAL,
     dax::{DaxError, Use},
     region::RegionError,
+    sysfs::Tree,
     up,
 };
 
@@ -233,6 +234,22 @@ fn missing_parts_of_the_platform_are_named() {
     }
     let error = bring(&Kernel::new(Config { dax_cxl: false, ..Config::default() })).unwrap_err().to_string();
     assert!(error.contains("region0 brought no dax device") && error.contains("modprobe dax_cxl"), "{error}");
+}
+
+#[test]
+fn a_virtio_device_without_its_driver_is_said_to_lack_that() {
+    let root = tempfile::tempdir().unwrap();
+    let device = root.path().join("sys/bus/virtio/devices/virtio3");
+    fs::create_dir_all(&device).unwrap();
+    fs::write(device.join("device"), "0x0006\n").unwrap();
+    // A tree with somebody who reacts: no module is loaded.
+    let tree = Tree::at(root.path(), Some(Arc::new(|_, _| Ok(()))));
+    let error = up(&tree, &options()).unwrap_err();
+    assert!(matches!(&error, Error::NoDriver { device, .. } if device == "virtio3"), "{error}");
+    assert!(error.to_string().contains("within 0.2 s: load the module `lamina`"), "{error}");
+    // Another device is nobody's business.
+    fs::write(device.join("device"), "0x0004\n").unwrap();
+    assert!(matches!(up(&tree, &options()), Err(Error::Memdevs { .. })));
 }
 
 #[test]

@@ -14,7 +14,8 @@
 //!   the ring that its reader has.
 //!
 //! The API is version 7 of QEMU's plug-in interface (QEMU 11.1), which is declared here by hand.
-//! Needed besides is `syscall`, which every C library for Linux has.
+//! Needed besides are `syscall`, which every C library for Linux has, and those of `string.h` that
+//! the compiler calls by itself.
 #![no_std]
 
 mod cache;
@@ -22,6 +23,7 @@ mod decode;
 mod layout;
 mod pages;
 mod processor;
+mod refusal;
 mod ring;
 
 use core::cell::UnsafeCell;
@@ -90,7 +92,6 @@ unsafe extern "C" {
     fn qemu_plugin_mem_is_store(access: u32) -> bool;
     fn qemu_plugin_get_hwaddr(access: u32, address: u64) -> *mut Place;
     fn qemu_plugin_hwaddr_phys_addr(place: *const Place) -> u64;
-    fn qemu_plugin_outs(text: *const c_char);
     /// libc's `syscall`.
     fn syscall(number: c_long, ...) -> c_long;
 }
@@ -100,6 +101,7 @@ mod system {
     use core::ffi::c_long;
     pub(crate) const OPENAT: c_long = 257;
     pub(crate) const MMAP: c_long = 9;
+    pub(crate) const WRITE: c_long = 1;
     pub(crate) const CLOCK_GETTIME: c_long = 228;
 }
 #[cfg(not(target_arch = "x86_64"))]
@@ -107,6 +109,7 @@ mod system {
     use core::ffi::c_long;
     pub(crate) const OPENAT: c_long = 56;
     pub(crate) const MMAP: c_long = 222;
+    pub(crate) const WRITE: c_long = 64;
     pub(crate) const CLOCK_GETTIME: c_long = 113;
 }
 
@@ -135,8 +138,8 @@ static PROCESSORS: [Own; MAX_PROCESSORS] = [const { Own(UnsafeCell::new(Processo
 /// The caller runs in the processor's thread, or before any does, and has no other such reference.
 #[inline]
 unsafe fn processor(number: c_uint) -> &'static mut Processor {
-    // SAFETY: as the caller's. Whoever boots a guest gives it 255 processors at most, so no two
-    // have one place.
+    // SAFETY: as the caller's. A guest that may have more processors than the file has parts, of
+    // which there are no more than places, is refused: so no two have one place.
     unsafe { &mut *PROCESSORS[number as usize % MAX_PROCESSORS].0.get() }
 }
 
@@ -354,12 +357,13 @@ unsafe extern "C" fn qemu_plugin_install(
 ) -> c_int {
     // SAFETY: QEMU's own strings and structure, during its call.
     unsafe {
-        let fail = |why: &CStr| {
-            qemu_plugin_outs(why.as_ptr());
+        let fail = |why: &[u8]| {
+            // QEMU shows what its plug-ins say to those alone who ask for that.
+            syscall(system::WRITE, 2 as c_long, why.as_ptr(), why.len());
             1
         };
         if !(*info).is_system || CStr::from_ptr((*info).target) != c"x86_64" {
-            return fail(c"lamina: lines are recorded of a whole x86-64 machine only\n");
+            return fail(b"lamina: lines are recorded of a whole x86-64 machine only\n");
         }
         let argument = if argc == 1 { CStr::from_ptr(*argv).to_bytes() } else { b"" };
         if argument == b"idle=on" {
@@ -367,13 +371,17 @@ unsafe extern "C" fn qemu_plugin_install(
             return 0;
         }
         if !argument.starts_with(b"ring=") {
-            return fail(c"lamina: the one argument is ring=FILE or idle=on\n");
+            return fail(b"lamina: the one argument is ring=FILE or idle=on\n");
         }
         let shared = match map((*argv).add(b"ring=".len())) {
             Ok(shared) => shared,
-            Err(why) => return fail(why),
+            Err(why) => return fail(why.to_bytes()),
         };
         let word = |at: usize| AtomicU64::from_ptr(shared.add(at));
+        let parts = word(header::PROCESSORS).load(Ordering::Relaxed);
+        if let Some(why) = refusal::of_processors((*info).most_processors as u64, parts) {
+            return fail(why.bytes());
+        }
         word(header::TICKS_A_SECOND).store(rate(), Ordering::Relaxed);
         word(header::FIRST_TICK).store(ticks(), Ordering::Relaxed);
         SHARED.store(shared, Ordering::Relaxed);

@@ -10,13 +10,15 @@
 //!   from caches, and the second page of a load or store over two.
 //! * QEMU has to emulate the guest (TCG), and to have plug-ins of version 7: 11.1 has.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memmap2::MmapRaw;
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
 
 use crate::carried;
 use crate::topology::escape;
@@ -75,6 +77,16 @@ fn put(cache: &Path) -> Result<PathBuf, LinesError> {
     }
 }
 
+/// Makes a file this long, with its place on the disk. Of a file with holes, a store to one when
+/// the disk is full is a SIGBUS to whoever has it mapped.
+fn reserve(file: &File, bytes: u64) -> io::Result<()> {
+    match fallocate(file, FallocateFlags::empty(), 0, bytes) {
+        // Not every file system can.
+        Err(Errno::OPNOTSUPP) => file.set_len(bytes),
+        reserved => Ok(reserved?),
+    }
+}
+
 /// One record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line {
@@ -106,7 +118,7 @@ impl Lines {
     /// the cache. Each processor has a modelled cache of `cache_bytes`, or none if they are 0.
     ///
     /// # Errors
-    /// A file cannot be made, or no such cache is modelled.
+    /// A file cannot be made or finds no room on the disk, or no such cache is modelled.
     pub fn new(folder: &Path, cache: &Path, processors: u32, cache_bytes: usize) -> Result<Self, LinesError> {
         let fits = (CACHES.0..=CACHES.1).contains(&cache_bytes) && cache_bytes.is_power_of_two();
         if cache_bytes > 0 && !fits {
@@ -117,8 +129,7 @@ impl Lines {
         let path = folder.join("lines");
         let map = || {
             let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
-            let bytes = PAGE + processors * part_bytes(WORDS, sets);
-            file.set_len(bytes as u64)?;
+            reserve(&file, (PAGE + processors * part_bytes(WORDS, sets)) as u64)?;
             MmapRaw::map_raw(&file)
         };
         let map = map().map_err(|error| LinesError::File { path: path.clone(), error })?;

@@ -21,7 +21,8 @@
 //! | `{"op":"remove_tensor","name":…}` | `{"ok":true}` |
 //! | `{"op":"detach_tensor","name":…}` | `{"ok":true,"tensor":{…}}` of the tensor, which has no base any more |
 //! | `{"op":"stats"}` | `{"ok":true,"stats":{…}}` |
-//! | `{"op":"evict","ranges":[[offset,length],…]}` | `{"ok":true}` when these parts of the views window are in no cache |
+//! | `{"op":"evict","ranges":[[offset,length],…]}` | `{"ok":true}` when these parts of the views window are in no cache; what passes its end is ignored |
+//! | `{"op":"revoke","host":…}` | `{"ok":true}` when that host's stores reach nobody any more |
 //! | anything else | `{"ok":false,"error":"…"}` |
 //!
 //! Who asks again what it got no answer to says so: `"again":true`. Then what comes is found if it

@@ -1,14 +1,16 @@
 //! Serving vhost-user connections on a socket, one after another.
 //!
 //! * One connection is served at a time, as a device has one user; another one waits until that has
-//!   gone.
+//!   gone, and the log says so.
 //! * Dropping [`Connections`] lets what is being done end, and closes the connection. Neither is
 //!   waited for longer than [`TIMEOUT`]: what does not end by then, because a guest or its monitor
 //!   holds it up, is left to end by itself.
 
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -24,6 +26,9 @@ use vmm_sys_util::event::{EventConsumer, EventFlag, EventNotifier, new_event_con
 
 /// How long the end of a connection may take.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// After how long the log says that a connection waits. One that comes as another goes does not.
+const WAIT_BEFORE_WARNING: Duration = Duration::from_secs(1);
 
 /// The guest's memory.
 pub(crate) type Memory = GuestMemoryMmap<()>;
@@ -184,6 +189,46 @@ fn wait(listener: &UnixListener, stopped: &UnixStream) -> io::Result<bool> {
     }
 }
 
+/// Serves a connection by `serve`, and says in the log if another one waits for its end.
+fn watched<T>(listener: &UnixListener, serve: impl FnOnce() -> T) -> T {
+    thread::scope(|scope| {
+        let watching = UnixStream::pair().and_then(|(served, ended)| {
+            let watch = move || warn_of_another(listener, &ended);
+            thread::Builder::new().name("vhost-user-waiting".into()).spawn_scoped(scope, watch)?;
+            Ok(served)
+        });
+        if let Err(why) = &watching {
+            tracing::debug!("nobody looks whether another connection waits: {why}");
+        }
+        let done = serve();
+        drop(watching);
+        done
+    })
+}
+
+/// Warns once if somebody waits at `listener`, unless `ended` is closed before.
+fn warn_of_another(listener: &UnixListener, ended: &UnixStream) {
+    let still_served = || {
+        let mut end = [PollFd::new(ended.as_fd(), PollFlags::POLLIN)];
+        // The next connection is taken only after the end of this one.
+        matches!(
+            poll(&mut end, PollTimeout::try_from(WAIT_BEFORE_WARNING).unwrap_or(PollTimeout::MAX)),
+            Ok(0)
+        )
+    };
+    if matches!(wait(listener, ended), Ok(true)) && still_served() {
+        let address = listener.local_addr().ok();
+        let bound = address.as_ref().and_then(SocketAddr::as_pathname).unwrap_or(Path::new(""));
+        // It may be bound through a descriptor of its folder, perhaps of another process.
+        let path = fs::canonicalize(bound)
+            .unwrap_or_else(|_| bound.file_name().map(PathBuf::from).unwrap_or_default());
+        tracing::warn!(
+            path = %path.display(),
+            "another connection waits: one guest at a time is served, and this socket has one"
+        );
+    }
+}
+
 /// Takes a connection and serves it to its end.
 fn connection<S: Served>(
     served: &S,
@@ -193,9 +238,9 @@ fn connection<S: Served>(
     let memory = GuestMemoryAtomic::new(Memory::new());
     let backend = Arc::new(served.backend(&memory));
     let mut daemon = VhostUserDaemon::new("vhost-user-connection".to_owned(), Arc::clone(&backend), memory)?;
-    let mut listener = Listener::from(listener.try_clone().map_err(DaemonError::StartDaemon)?);
-    daemon.start(&mut listener)?;
-    drop(listener);
+    let mut accepting = Listener::from(listener.try_clone().map_err(DaemonError::StartDaemon)?);
+    daemon.start(&mut accepting)?;
+    drop(accepting);
     served.set_connected(true);
     {
         let mut current = lock(current);
@@ -207,7 +252,7 @@ fn connection<S: Served>(
             shutdown => current.connection = shutdown.map(|shutdown| (backend, shutdown)),
         }
     }
-    let ended = daemon.wait();
+    let ended = watched(listener, || daemon.wait());
     lock(current).connection = None;
     match ended {
         Err(DaemonError::HandleRequest(ProtocolError::Disconnected | ProtocolError::PartialMessage)) => {

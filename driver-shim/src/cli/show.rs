@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Context;
 use lamina_abi::{Layout, TensorEntry};
-use lamina_shim::{Attached, Lamina, Location, Role, Window, dax::Use};
+use lamina_shim::{Attached, Lamina, Location, Window, dax::Use};
 use serde_json::{Value, json};
 
 pub(super) fn attached(attached: &Attached, as_json: bool) -> anyhow::Result<()> {
@@ -19,10 +19,7 @@ pub(super) fn attached(attached: &Attached, as_json: bool) -> anyhow::Result<()>
             None | Some(Use::Devdax) => window.node.display().to_string(),
             Some(Use::SystemRam) => "system RAM".into(),
         };
-        let role = match window.role {
-            Role::Base => "base",
-            Role::Views => "views",
-        };
+        let role = window.role;
         let made = if window.created { "made" } else { "found" };
         super::line(&format!(
             "{role:<5}  {place}  {} MiB  {} {} ({made})",

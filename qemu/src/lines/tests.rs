@@ -1,5 +1,6 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::process::Command;
 
 use super::*;
 
@@ -13,6 +14,8 @@ mod pages;
 #[path = "../../line-recorder/processor.rs"]
 #[expect(clippy::cast_possible_truncation, reason = "of numbers of sets")]
 mod processor;
+#[path = "../../line-recorder/refusal.rs"]
+mod refusal;
 #[path = "../../line-recorder/ring.rs"]
 #[expect(clippy::cast_possible_truncation, reason = "of a number's lowest bits")]
 mod ring;
@@ -44,6 +47,56 @@ fn taken(lines: &Lines) -> Vec<Line> {
     let mut taken = Vec::new();
     lines.take(&mut taken);
     taken
+}
+
+/// A file system of 1 MiB, where this user may mount one.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn new() -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let mount =
+            Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(folder.path()).output();
+        mount.is_ok_and(|mount| mount.status.success()).then(|| Self(folder))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let done = Command::new("umount").arg("-l").arg(self.0.path()).status();
+        if !std::thread::panicking() {
+            assert!(done.unwrap().success());
+        }
+    }
+}
+
+#[test]
+fn a_disk_without_room_for_the_rings_is_an_error_and_no_signal() {
+    let Some(disk) = SmallDisk::new() else {
+        return lamina_skipped::test("nothing can be mounted here");
+    };
+    let cache = tempfile::tempdir().unwrap();
+    match Lines::new(disk.0.path(), cache.path(), 2, 0) {
+        Err(LinesError::File { path, error }) => {
+            assert_eq!((path, error.kind()), (disk.0.path().join("lines"), io::ErrorKind::StorageFull));
+        }
+        made => panic!("{made:?}"),
+    }
+}
+
+#[test]
+fn a_guest_that_may_have_more_processors_than_the_file_has_parts_is_refused() {
+    for (most, parts) in [(1, 1), (2, 2), (2, 4), (256, 256)] {
+        assert!(refusal::of_processors(most, parts).is_none(), "{most} of {parts}");
+    }
+    for (most, parts) in [(4, 2), (257, 256), (u64::MAX, 1)] {
+        let why = refusal::of_processors(most, parts).unwrap();
+        let said = std::str::from_utf8(why.bytes()).unwrap();
+        let expected = format!(
+            "lamina: lines are recorded of {parts} processors, and the guest may have {most}: give --cpus {most}\n"
+        );
+        assert_eq!(said, expected);
+    }
 }
 
 #[test]

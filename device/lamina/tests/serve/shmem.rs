@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io;
+use std::io::{self, BufRead, BufReader};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::{Arc, Mutex};
@@ -336,6 +336,27 @@ fn a_guest_that_was_paused_gets_what_it_asked_before() {
         assert!(given_back == u32::from(head) && bytes > 16, "{given_back}, {bytes}");
         let status: u32 = driver.memory.read_obj(GuestAddress(BACK)).unwrap();
         assert_eq!(u32::from_le(status), OK);
+    });
+}
+
+#[test]
+fn a_guest_that_waits_for_another_to_go_is_told_of_in_the_log() {
+    within(60, || {
+        let mut guest = Guest::new();
+        assert_eq!(guest.ask(77, 0, [0; 3], b"").0, UNKNOWN);
+        let socket = guest.rig.place.path("shmem.sock");
+        let mut log = BufReader::new(guest.rig.run.child.stderr.take().unwrap()).lines();
+        let waits = thread::spawn({
+            let socket = socket.clone();
+            move || Frontend::connect(&socket, 1).unwrap().get_features().unwrap()
+        });
+        let said = log.find(|line| line.as_ref().is_ok_and(|line| line.contains("another connection waits")));
+        let said = said.expect("a line of the log").unwrap();
+        assert!(said.contains(socket.to_str().unwrap()), "{said}");
+        // The log is read to its end: nobody may wait for its reader.
+        thread::spawn(move || log.for_each(drop));
+        drop(guest.driver);
+        assert_ne!(waits.join().unwrap(), 0);
     });
 }
 

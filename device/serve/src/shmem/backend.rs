@@ -65,6 +65,16 @@ struct Taken {
     stops: u64,
     /// Where the next chain is.
     next: u16,
+    /// Where the next one given back goes.
+    used: u16,
+}
+
+/// A request that is done and has to be given back.
+struct Done {
+    chain: Chain,
+    taken: Taken,
+    /// From where on the guest port's answer is given, or a status. None if it was no request.
+    result: Option<Result<Option<u64>, u32>>,
 }
 
 /// A connection.
@@ -87,6 +97,9 @@ struct State {
     mappings: Mappings,
     /// The last answer of the guest port.
     answer: Vec<u8>,
+    /// What was done while the guest was paused. It is given back before anything else is done, so
+    /// `answer` is still its own then.
+    kept: Option<Done>,
 }
 
 impl State {
@@ -120,42 +133,9 @@ impl Backend {
     /// Does everything that is in the ring.
     fn drain(&self, ring: &Ring) -> Result<(), Left> {
         while self.set_kicks(ring, false)? {
-            while let Some((chain, taken)) = self.next(ring)? {
-                let head = chain.head_index();
-                let memory = self.memory()?;
-                let mut state = lock(&self.state);
-                let answered = match parse(&memory, chain) {
-                    // A panic is logged by its hook; the guest gets an error like any other.
-                    Ok((requested, to_guest)) => {
-                        let performed =
-                            catch_unwind(AssertUnwindSafe(|| self.perform(&mut state, &requested)));
-                        let answer = match performed.unwrap_or(Err(FAILED)) {
-                            Ok(from) => state.piece(from),
-                            Err(status) => Answer { status, ..Answer::default() },
-                        };
-                        Some((to_guest, answer))
-                    }
-                    Err(why) => {
-                        tracing::debug!("a request is given back undone: {why}");
-                        None
-                    }
-                };
-                let tell = {
-                    // Who takes the ring away waits for this lock, and so for the answer's copy,
-                    // but never for what was asked.
-                    let mut ring = ring.get_mut();
-                    if !ring.get_queue().ready() || !self.is_still(ring.get_queue(), taken) {
-                        // It was taken away meanwhile, and may be set up anew: its memory is
-                        // something else by now, and the head another request's.
-                        return Ok(());
-                    }
-                    check_length(&memory)?;
-                    let written = answered.map_or(0, |(to_guest, answer)| reply(to_guest, &answer));
-                    ring.get_queue_mut().add_used(&*memory, head, written)?;
-                    ring.get_queue_mut().needs_notification(&*memory)?
-                };
-                if tell && let Err(why) = ring.signal_used_queue() {
-                    tracing::debug!("a guest could not be told: {why}");
+            while let Some(done) = self.done(ring)? {
+                if !self.give_back(ring, done)? {
+                    return Ok(());
                 }
             }
             if !self.set_kicks(ring, true)? {
@@ -163,6 +143,62 @@ impl Backend {
             }
         }
         Ok(())
+    }
+
+    /// What was done while the guest was paused, or else the next request, which is done now.
+    fn done(&self, ring: &Ring) -> Result<Option<Done>, Left> {
+        let mut state = lock(&self.state);
+        if let Some(done) = state.kept.take() {
+            return Ok(Some(done));
+        }
+        let Some((chain, taken)) = self.next(ring)? else { return Ok(None) };
+        let result = match parse(chain.memory(), chain.clone()) {
+            // A panic is logged by its hook; the guest gets an error like any other.
+            Ok(requested) => {
+                let performed = catch_unwind(AssertUnwindSafe(|| self.perform(&mut state, &requested)));
+                Some(performed.unwrap_or(Err(FAILED)))
+            }
+            Err(why) => {
+                tracing::debug!("a request is given back undone: {why}");
+                None
+            }
+        };
+        Ok(Some(Done { chain, taken, result }))
+    }
+
+    /// Gives a request back, or keeps it for a ring that is stopped: a monitor starts a ring with a
+    /// kick, which has it looked at again. Returns whether the ring may have more.
+    fn give_back(&self, ring: &Ring, done: Done) -> Result<bool, Left> {
+        let mut state = lock(&self.state);
+        let tell = {
+            // Who takes the ring away waits for this lock, and so for the answer's copy, but never
+            // for what was asked.
+            let mut ring = ring.get_mut();
+            if !ring.get_queue().ready() {
+                state.kept = Some(done);
+                return Ok(false);
+            }
+            if !self.is_still(ring.get_queue(), done.taken) {
+                // It was set up anew: its memory is something else by now, and the head another
+                // request's.
+                return Ok(true);
+            }
+            let memory = done.chain.memory();
+            check_length(memory)?;
+            let written = match done.result {
+                Some(Ok(from)) => reply(memory, done.chain.clone(), &state.piece(from)),
+                Some(Err(status)) => {
+                    reply(memory, done.chain.clone(), &Answer { status, ..Answer::default() })
+                }
+                None => 0,
+            };
+            ring.get_queue_mut().add_used(memory, done.chain.head_index(), written)?;
+            ring.get_queue_mut().needs_notification(memory)?
+        };
+        if tell && let Err(why) = ring.signal_used_queue() {
+            tracing::debug!("a guest could not be told: {why}");
+        }
+        Ok(true)
     }
 
     /// The guest's memory, as long as it is all there.
@@ -194,10 +230,10 @@ impl Backend {
     }
 
     /// Whether a ring is the one that a chain was taken of, which may have been paused since: then
-    /// it stands where it stood, as nobody else takes anything of it. One that was reset begins at
-    /// 0.
+    /// it stands where it stood, as nobody else takes anything of it. One that was reset has given
+    /// back as much as it has taken, which is nothing.
     fn is_still(&self, queue: &Queue, taken: Taken) -> bool {
-        let is_resumed = taken.next != 0 && queue.next_avail() == taken.next;
+        let is_resumed = (queue.next_avail(), queue.next_used()) == (taken.next, taken.used);
         self.stops.load(Ordering::SeqCst) == taken.stops || is_resumed
     }
 
@@ -209,7 +245,9 @@ impl Backend {
             return Ok(None);
         }
         let chain = state.get_queue_mut().iter(memory)?.next();
-        let taken = Taken { stops: self.stops.load(Ordering::SeqCst), next: state.get_queue().next_avail() };
+        let queue = state.get_queue();
+        let stops = self.stops.load(Ordering::SeqCst);
+        let taken = Taken { stops, next: queue.next_avail(), used: queue.next_used() };
         Ok(chain.map(|chain| (chain, taken)))
     }
 
@@ -442,3 +480,6 @@ impl VhostUserBackend for Backend {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,6 +8,7 @@
 
 use lamina_abi::shmem::{REQUEST_BYTES, RESPONSE_BYTES, TEXT_BYTES};
 use std::io::{Read, Write};
+use std::ops::Deref;
 use virtio_queue::{DescriptorChain, Reader, Writer};
 
 use crate::vhost_connections::Memory;
@@ -48,16 +49,13 @@ pub(super) struct Answer<'a> {
     pub(super) piece: &'a [u8],
 }
 
-/// The request in a chain of `memory`, and where its answer goes.
-pub(super) fn parse<M>(
-    memory: &Memory,
-    chain: DescriptorChain<M>,
-) -> Result<(Requested, Writer<'_, ()>), Broken>
+/// The request in a chain of `memory`, which has room for an answer.
+pub(super) fn parse<M>(memory: &Memory, chain: DescriptorChain<M>) -> Result<Requested, Broken>
 where
-    M: std::ops::Deref<Target = Memory> + Clone,
+    M: Deref<Target = Memory> + Clone,
 {
     let mut from_guest: Reader<'_, ()> = chain.clone().reader(memory).map_err(|_| Broken::Descriptors)?;
-    let to_guest = chain.writer(memory).map_err(|_| Broken::Descriptors)?;
+    let to_guest: Writer<'_, ()> = chain.writer(memory).map_err(|_| Broken::Descriptors)?;
     let bytes = from_guest.available_bytes();
     let mut header = [0; REQUEST_BYTES];
     from_guest.read_exact(&mut header).map_err(|_| Broken::Header(bytes))?;
@@ -73,14 +71,18 @@ where
     from_guest.read_exact(&mut text).map_err(|_| Broken::Descriptors)?;
     let four = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
     let eight = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("eight bytes"));
-    let requested =
-        Requested { op: four(0), window: four(4), offset: eight(8), length: eight(16), at: eight(24), text };
-    Ok((requested, to_guest))
+    Ok(Requested { op: four(0), window: four(4), offset: eight(8), length: eight(16), at: eight(24), text })
 }
 
-/// Writes an answer, with as much of its piece as there is room for. Returns the bytes that were
-/// written to the guest.
-pub(super) fn reply(mut to_guest: Writer<'_, ()>, answer: &Answer<'_>) -> u32 {
+/// Writes an answer into a chain of `memory`, with as much of its piece as there is room for.
+/// Returns the bytes that were written to the guest.
+///
+/// The descriptors are read again, and may be others by now: then the guest gets less, or nothing.
+pub(super) fn reply<M>(memory: &Memory, chain: DescriptorChain<M>, answer: &Answer<'_>) -> u32
+where
+    M: Deref<Target = Memory> + Clone,
+{
+    let Ok(mut to_guest): Result<Writer<'_, ()>, _> = chain.writer(memory) else { return 0 };
     let mut header = [0; RESPONSE_BYTES];
     header[..4].copy_from_slice(&answer.status.to_le_bytes());
     header[8..].copy_from_slice(&answer.total.to_le_bytes());

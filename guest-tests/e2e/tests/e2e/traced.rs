@@ -148,3 +148,27 @@ fn single_lines_at_random_are_worse_by_planes_and_whole_tensors_better() {
     assert!(plain >= 64 * LINES && trace < plain, "{trace} bytes by planes, {plain} as words");
     assert_eq!(of("trace", "assumed"), 0);
 }
+
+#[test]
+fn a_guest_with_more_processors_than_lines_are_recorded_of_is_refused() {
+    let qemu = Qemu::find(OLDEST, true).unwrap();
+    if !qemu.has_plugins().unwrap() {
+        return lamina_skipped::test("this QEMU takes no plug-ins");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("nothing.sh");
+    std::fs::write(&script, "true\n").unwrap();
+    let output = Command::new(programs::lamina().unwrap())
+        .args(["boot", "--cpus", "2", "--capacity", "256M", "--run-dir"])
+        .arg(folder.path().join("run"))
+        .arg("--script")
+        .arg(&script)
+        .arg("--record-lines")
+        .arg(folder.path().join("lines.trace"))
+        .args(["--", "-smp", "4"])
+        .output()
+        .unwrap();
+    let why = String::from_utf8_lossy(&output.stderr);
+    let says = "lines are recorded of 2 processors, and the guest may have 4: give --cpus 4";
+    assert!(!output.status.success() && why.contains(says), "{}\n{why}", output.status);
+}

@@ -17,6 +17,7 @@ use lamina_shim::{Access, Lamina, OpenOptions, Window, WindowError};
 /// Numbers of errors on Linux.
 const ENOENT: i32 = 2;
 const ENXIO: i32 = 6;
+const EBADF: i32 = 9;
 const EACCES: i32 = 13;
 const EBUSY: i32 = 16;
 const EINVAL: i32 = 22;
@@ -132,6 +133,8 @@ fn check(tensor: &str, view: &str) -> Result<()> {
             }
         };
         fails("one more mapping", &full, ENOSPC)?;
+        let opened = Lamina::open(&OpenOptions::from_env()).map(drop).map_err(|why| why.to_string());
+        ensure!(opened.as_ref().is_err_and(|why| why.contains("few mappings")), "windows opened: {opened:?}");
         ensure!((3..8).contains(&count), "{count} mappings");
         for _ in 0..16 {
             ensure!(mapped(&several, BASE, 4 * PAGE, PAGE)? == same, "the same range is mapped twice");
@@ -148,6 +151,10 @@ fn check(tensor: &str, view: &str) -> Result<()> {
         fails(&format!("a flush of {length} bytes at {offset:#x}"), &flushed, ERANGE)?;
     }
     let mut answer = [0; 64];
+    let reading = Shared::open_for(&node, Access::Read)?;
+    ensure!(reading.info()? == info, "another device for who reads");
+    fails("a flush by who may only read", &reading.flush(Range::default()), EBADF)?;
+    fails("a line by who may only read", &reading.ask(r#"{"op":"stats"}"#, &mut answer), EBADF)?;
     fails("no line", &shared.ask("", &mut answer), EMSGSIZE)?;
     fails("too long a line", &shared.ask(&"x".repeat(TEXT_BYTES + 1), &mut answer), EMSGSIZE)?;
     fails("two lines", &shared.ask("{}\n{}", &mut answer), EINVAL)?;

@@ -21,14 +21,24 @@ fn a_guest_maps_what_it_wants_reads_writes_and_flushes_and_is_refused_what_is_wr
     let mut script = format!(
         "[ -c /dev/lamina0 ] || fail 'no driver'\n\
          lamina-ioctls {WRITTEN} e8m3 || fail ioctls\n\
+         lamina-loads {WRITTEN} base --rounds 1000000 >/tmp/loads &\n\
+         loads=$!\n\
+         until [ -s /tmp/loads ]; do kill -0 $loads || fail loads; sleep 1; done\n\
+         device=$(ls /sys/bus/virtio/drivers/lamina | grep virtio)\n\
+         echo $device >/sys/bus/virtio/drivers/lamina/unbind\n\
+         wait $loads\n\
+         [ $? = 135 ] || fail 'no SIGBUS from a device that is gone'\n\
+         echo $device >/sys/bus/virtio/drivers/lamina/bind\n\
+         lamina-shim up || fail 'up after bind'\n\
          rmmod lamina || fail 'the driver stays'\n\
          [ ! -e /dev/lamina0 ] || fail 'its file stays'\n\
          lamina-shim up || fail 'up again'\n"
     );
     sum(&mut script, "again", WRITTEN, "full");
     script.push_str("dmesg | grep -E 'WARNING|BUG|Call Trace' && fail 'the kernel complains'\n");
-    let program = format!("{}=/bin/lamina-ioctls", programs::guest("lamina-ioctls").unwrap().display());
-    let said = reads_writes_and_asks("shmem", &prologue(), &script, &[&program], &judge);
+    let [ioctls, loads] = ["lamina-ioctls", "lamina-loads"]
+        .map(|name| format!("{}=/bin/{name}", programs::guest(name).unwrap().display()));
+    let said = reads_writes_and_asks("shmem", &prologue(), &script, &[&ioctls, &loads], &judge);
     assert_eq!(reported(&said, "again"), judge.sha256(WRITTEN, "full", ROTATION).unwrap());
 }
 
