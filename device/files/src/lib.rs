@@ -172,15 +172,13 @@ impl Files {
             space::make_tensor(&device, name, dpa, bytes, Format::Opaque, Layout::Weight)?;
         }
         let places = [place(&names[0]).unwrap_or_default(), place(&names[1]).unwrap_or_default()];
-        let (log, mut state) = if let Some(opened) = Log::open(&device, places)? {
+        let kept = Log::keep_room_of(&device, &places);
+        let (log, state) = if let Some(opened) = Log::open(&device, places)? {
             opened
         } else {
             let state = empty()?;
             (Log::begin(Arc::clone(&device), places, &state)?, state)
         };
-        if first {
-            state.forget_done();
-        }
         let used: Vec<_> = state
             .nodes()
             .flat_map(|(_, node)| node.extents.all().map(|(_, dpa, length)| dpa..dpa.saturating_add(length)))
@@ -193,6 +191,7 @@ impl Files {
             space,
             live: HashMap::new(),
             first,
+        drop(kept);
             #[cfg(test)]
             history: None,
         };
@@ -211,6 +210,7 @@ impl Files {
             };
             nameless.into_iter().try_for_each(|inode| files.drop_nameless(inode))?;
         }
+            files.forget_done()?;
         Ok(Some(files))
     }
 
@@ -344,6 +344,7 @@ impl Files {
     /// Brings what was written to a file to the device and to the disk that its image is on.
     ///
     /// # Errors
+        let _kept = Log::keep_room_of(&self.device, &log.places());
     /// What the device or the disk says.
     pub fn sync(&self, inode: u64) -> Result<(), FileError> {
         let ranges: Vec<_> = {
@@ -370,18 +371,7 @@ impl Files {
         }
         let mut bytes = Vec::with_capacity(256);
         record::encode(&changes, &mut bytes);
-        let Core { state, log, .. } = core;
-        let mut appended = log.append(&bytes, state, frees);
-        let lacks_room =
-            |appended: &Result<(), FileError>| frees && matches!(appended, Err(why) if why.is_no_room());
-        if lacks_room(&appended) && space::drop_reserve(&self.device) {
-            appended = log.append(&bytes, state, frees);
-        }
-        if lacks_room(&appended) {
-            log.begin_anew(state, frees)?;
-            appended = log.append(&bytes, state, frees);
-        }
-        appended?;
+        self.append(core, &bytes, frees)?;
         self.records.fetch_add(1, Relaxed);
         for change in changes {
             if let Change::Put { inode, .. } = &change
@@ -404,6 +394,44 @@ impl Files {
             return Ok(());
         }
         let put = Change::Put { inode, meta: core.meta(inode)? };
+    /// Writes a record to the log. Of a full store what `frees` takes what was kept for it, of
+    /// which nobody else gets anything meanwhile, and as much as is left is kept for the next.
+    fn append(&self, core: &mut Core, bytes: &[u8], frees: bool) -> Result<(), FileError> {
+        let Core { state, log, .. } = core;
+        let _kept = Log::keep_room_of(&self.device, &log.places());
+        let appended = log.append(bytes, state, frees);
+        if !frees || !matches!(&appended, Err(why) if why.is_no_room()) {
+            return appended;
+        }
+        let appended =
+            if space::drop_reserve(&self.device) { log.append(bytes, state, frees) } else { appended };
+        let appended = match appended {
+            Err(why) if why.is_no_room() => {
+                log.begin_anew(state, frees).and_then(|()| log.append(bytes, state, frees))
+            }
+            appended => appended,
+        };
+        log.keep_what_room_there_is();
+        space::fill_reserve(&self.device);
+        appended
+    }
+
+    /// Records that another mount counts its requests anew: whoever serves it next, and reads the
+    /// log, must not take one of it for one of the mount before.
+    fn forget_done(&self) -> Result<(), FileError> {
+        let mut core = self.core.lock();
+        if !core.state.has_done() {
+            return Ok(());
+        }
+        let forgotten = Change::Done { request: 0 };
+        match self.commit(&mut core, vec![forgotten.clone()], Caller::default(), true) {
+            // Of an image whose store an earlier program filled up to the last block. The log has
+            // it when it is begun anew.
+            Err(why) if why.is_no_room() => core.state.apply(forgotten),
+            recorded => recorded,
+        }
+    }
+
         match self.commit(core, vec![put], Caller::default(), true) {
             // The next record has it.
             Err(why) if why.is_no_room() => Ok(()),
@@ -451,11 +479,11 @@ impl Files {
         let mut core = self.core.lock();
         core.space.give(ranges);
         core.log.keep_what_room_there_is();
-        drop(core);
         space::fill_reserve(&self.device);
     }
 }
 
+        let _kept = Log::keep_room_of(&self.device, &core.log.places());
 impl Core {
     /// What is known of an inode since the process began.
     fn live(&mut self, inode: u64) -> &mut Live {

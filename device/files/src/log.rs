@@ -11,16 +11,18 @@
 //!   written again with more behind it. So what was written stays what it was.
 //! * A record is written before what it says is done, and before the kernel is answered.
 //! * The place that is not in use holds filler behind where its header would be, as much as the
-//!   state takes. So a full store has room to begin anew, and no removal fails for want of it.
+//!   state takes. So a full store has room to begin anew, and no removal fails for want of it. Who
+//!   uses the log has the store [keep](Log::keep_room_of) what its places give back meanwhile, for
+//!   nobody else who waits for room to take it.
 
 use std::sync::Arc;
 
 use lamina_codec::BLOCK_BYTES;
-use lamina_device::device::Device;
+use lamina_device::device::{Device, KeptRoom};
 
 use super::error::FileError;
 use super::record;
-use super::space::filler;
+use super::space::{RESERVE, filler, has_slabs};
 use super::state::State;
 
 const MAGIC: &[u8; 8] = b"LAMFILES";
@@ -195,6 +197,19 @@ impl Log {
         let (dpa, capacity) = self.places[1 - self.used];
         let wanted = (FIRST + state_bytes + state_bytes / 16 + FILLER_MORE).min(capacity);
         if self.filler_end >= wanted {
+    /// Has the store keep what the log and the reserve give back for them, until what is returned
+    /// is dropped.
+    pub(crate) fn keep_room_of<'a>(device: &'a Device, places: &[Place; 2]) -> Option<KeptRoom<'a>> {
+        let reserve = device.place_of(RESERVE);
+        let all: Vec<_> = places.iter().copied().chain(reserve).collect();
+        device.keep_room(&all)
+    }
+
+    /// Where it lies.
+    pub(crate) fn places(&self) -> [Place; 2] {
+        self.places
+    }
+
             return Ok(());
         }
         if self.filler_end == 0 {
@@ -206,13 +221,12 @@ impl Log {
         let end = (wanted + wanted / 8).next_multiple_of(FILLER_STEP).min(capacity);
         while self.filler_end < end {
             let length = FILLER_STEP.min(end - self.filler_end);
-            let at = dpa + self.filler_end;
-            if let Err(why) = self.device.write_base(at, &filler(at, length)) {
-                // All of a step or nothing.
-                let _ = self.device.discard(at, length);
+            let (at, mut done) = (dpa + self.filler_end, 0);
+            let written = self.device.write_back(at, &filler(at, length), &mut done);
+            self.filler_end += done as u64;
+            if let Err(why) = written {
                 return if self.filler_end < wanted { Err(why.into()) } else { Ok(()) };
             }
-            self.filler_end += length;
         }
         Ok(())
     }
@@ -231,7 +245,8 @@ impl Log {
         (dpa, capacity): Place,
         most: u64,
     ) -> Result<(u64, Vec<u8>), FileError> {
-        self.device.discard(dpa, capacity)?;
+        // Over the filler, block by block. Without a header the rest is nothing.
+        self.device.discard(dpa, BLOCK)?;
         let generation = self.generation + 1;
         let (mut first, mut bytes) = (FIRST, Vec::new());
         let mut changes = Vec::new();
@@ -263,6 +278,8 @@ impl Log {
 
     /// Forgets what a place holds that is not in use.
     fn forget(&self, place: usize) {
+        let behind = end.next_multiple_of(BLOCK);
+        self.device.discard(dpa + behind, capacity.saturating_sub(behind))?;
         let (dpa, length) = self.places[place];
         // Header first: without it the rest is nothing.
         let forgotten = self.device.discard(dpa, BLOCK).and_then(|()| self.device.discard(dpa, length));

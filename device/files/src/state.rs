@@ -85,7 +85,8 @@ pub(crate) enum Change {
     Target { inode: u64, target: Vec<u8> },
     /// The least number that no inode has had.
     Next { inode: u64 },
-    /// A request of the kernel was done with this record.
+    /// A request of the kernel was done with this record. Of 0, which none has, that those before
+    /// were another mount's.
     Done { request: u64 },
 }
 
@@ -158,9 +159,9 @@ impl State {
         self.done.contains(&request)
     }
 
-    /// Forgets which requests were done: another mount counts its own anew.
-    pub(crate) fn forget_done(&mut self) {
-        self.done.clear();
+    /// Whether any request is remembered as done.
+    pub(crate) fn has_done(&self) -> bool {
+        !self.done.is_empty()
     }
 
     /// Refuses what no log of this program makes, and who serves it cannot do without.
@@ -251,6 +252,7 @@ impl State {
                     self.done.pop_front();
                 }
                 self.done.push_back(request);
+            Change::Done { request: 0 } => self.done.clear(),
             }
         }
         Ok(())
