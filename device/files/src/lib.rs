@@ -538,6 +538,16 @@ fn places_of(node: &Node) -> Vec<Range<u64>> {
 }
 
 /// A file system with nothing in it.
+/// What of the files would be lost, without a word to who uses them, if this range of the base
+/// window were discarded: the tensor's name, DPA and bytes. While they are not `served`, their log
+/// cannot be used, and to discard a whole place of it is to give it up.
+pub fn lost_by_discard(device: &Device, range: &Range<u64>, served: bool) -> Option<(String, u64, u64)> {
+    let (name, dpa, length) = space::tensor_in(device, range)?;
+    let is_log = [space::named("log0"), space::named("log1")].contains(&name);
+    let is_given_up = !served && is_log && *range == (dpa..dpa + length);
+    (!is_given_up).then_some((name, dpa, length))
+}
+
 fn empty() -> Result<State, FileError> {
     let mut state = State::default();
     let now = now();

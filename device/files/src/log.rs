@@ -91,7 +91,12 @@ impl Log {
                 newest = Some((used, generation));
             }
         }
-        let Some((used, generation)) = newest else { return Ok(None) };
+        let Some((used, generation)) = newest else {
+            for place in places {
+                refuse_headless(device, place)?;
+            }
+            return Ok(None);
+        };
         let (state, at) = replay(device, places[used], generation, places[used].1)?;
         // A damaged record looks like the end, and what no record names is discarded.
         let (first, end) = (places[used].0, places[used].0.saturating_add(places[used].1));
@@ -101,7 +106,7 @@ impl Log {
             let why = format!("its block at {:#x} is damaged: {}", lost.dpa, lost.why);
             return Err(FileError::Damaged { why });
         }
-        state.check()?;
+        state.check(places[used])?;
         let mut block = vec![0; usize::try_from(at % BLOCK).unwrap_or(0)];
         let (dpa, length) = places[used];
         device.read_base(dpa + at - at % BLOCK, &mut block)?;
@@ -192,11 +197,6 @@ impl Log {
         Ok(())
     }
 
-    /// Has filler keep the room that a state of so many bytes takes.
-    fn keep_room(&mut self, state_bytes: u64) -> Result<(), FileError> {
-        let (dpa, capacity) = self.places[1 - self.used];
-        let wanted = (FIRST + state_bytes + state_bytes / 16 + FILLER_MORE).min(capacity);
-        if self.filler_end >= wanted {
     /// Has the store keep what the log and the reserve give back for them, until what is returned
     /// is dropped.
     pub(crate) fn keep_room_of<'a>(device: &'a Device, places: &[Place; 2]) -> Option<KeptRoom<'a>> {
@@ -210,6 +210,11 @@ impl Log {
         self.places
     }
 
+    /// Has filler keep the room that a state of so many bytes takes.
+    fn keep_room(&mut self, state_bytes: u64) -> Result<(), FileError> {
+        let (dpa, capacity) = self.places[1 - self.used];
+        let wanted = (FIRST + state_bytes + state_bytes / 16 + FILLER_MORE).min(capacity);
+        if self.filler_end >= wanted {
             return Ok(());
         }
         if self.filler_end == 0 {
@@ -273,13 +278,13 @@ impl Log {
         let block = bytes[rest..].to_vec();
         bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES), 0);
         self.device.write_base(dpa + first, &bytes)?;
+        let behind = end.next_multiple_of(BLOCK);
+        self.device.discard(dpa + behind, capacity.saturating_sub(behind))?;
         Ok((end, block))
     }
 
     /// Forgets what a place holds that is not in use.
     fn forget(&self, place: usize) {
-        let behind = end.next_multiple_of(BLOCK);
-        self.device.discard(dpa + behind, capacity.saturating_sub(behind))?;
         let (dpa, length) = self.places[place];
         // Header first: without it the rest is nothing.
         let forgotten = self.device.discard(dpa, BLOCK).and_then(|()| self.device.discard(dpa, length));
@@ -311,6 +316,32 @@ fn header(device: &Device, dpa: u64) -> Result<Option<u64>, FileError> {
         return Err(FileError::Damaged { why });
     }
     Ok(Some(head[12..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))))
+}
+
+/// Refuses a place without a header that holds a log nonetheless: what is stored elsewhere would be
+/// given up without a word.
+fn refuse_headless(device: &Device, place: Place) -> Result<(), FileError> {
+    let (dpa, length) = place;
+    let first = dpa + FIRST;
+    let data = device.next_data(first..dpa + length);
+    if data == dpa + length {
+        return Ok(());
+    }
+    let mut block = vec![0; BLOCK_BYTES];
+    device.read_base(first, &mut block)?;
+    if data == first && filler(first, FILLER_STEP).starts_with(&block) {
+        return Ok(());
+    }
+    // A process that died when it made the first log had its empty state written, and no header.
+    let (state, at) = replay(device, place, 1, length)?;
+    if at > FIRST && state.len() == 1 && !has_slabs(device) {
+        return Ok(());
+    }
+    let why = format!(
+        "its header at {dpa:#x} is gone, and what was behind it is not; a snapshot from before has the names, \
+         `lamina discard {dpa} {length}` begins files/ anew, with nothing in it, when the device is started next"
+    );
+    Err(FileError::Damaged { why })
 }
 
 /// What the records up to `until` make, and where the last one ends.

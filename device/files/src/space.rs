@@ -116,12 +116,7 @@ impl Space {
             next: 0,
         };
         for name in device.hidden_tensors() {
-            let Some((number, key)) = name.strip_prefix(NAMES).and_then(|rest| rest.split_once('/')) else {
-                continue;
-            };
-            let (Ok(number), Ok(class)) = (number.parse::<u64>(), serde_json::from_str(key)) else {
-                continue;
-            };
+            let Some((number, class)) = slab_of(&name) else { continue };
             let Some((dpa, length)) = device.place_of(&name) else { continue };
             space.next = space.next.max(number.saturating_add(1));
             space.taken += length;
@@ -448,6 +443,11 @@ pub(crate) fn make_tensor(
     length: u64,
     format: Format,
     layout: Layout,
+) -> Result<(), DeviceError> {
+    let spec = TensorSpec { layout, ..TensorSpec::new(name.to_owned(), Some(dpa), length, format) };
+    device.create_tensor_now(spec).map(drop)
+}
+
 /// The number and the class of a slab of this name.
 fn slab_of(name: &str) -> Option<(u64, Class)> {
     let (number, key) = name.strip_prefix(NAMES)?.split_once('/')?;
@@ -464,11 +464,6 @@ pub(crate) fn tensor_in(device: &Device, range: &Range<u64>) -> Option<(String, 
     let own = device.hidden_tensors().into_iter().filter(|name| name.starts_with(NAMES));
     own.filter_map(|name| device.place_of(&name).map(|(dpa, length)| (name, dpa, length)))
         .find(|(_, dpa, length)| *dpa < range.end && range.start < dpa + length)
-}
-
-) -> Result<(), DeviceError> {
-    let spec = TensorSpec { layout, ..TensorSpec::new(name.to_owned(), Some(dpa), length, format) };
-    device.create_tensor_now(spec).map(drop)
 }
 
 /// The name of a tensor of the file system's own.

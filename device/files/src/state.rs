@@ -164,10 +164,15 @@ impl State {
         !self.done.is_empty()
     }
 
-    /// Refuses what no log of this program makes, and who serves it cannot do without.
-    pub(crate) fn check(&self) -> Result<(), FileError> {
+    /// Refuses what no log of this program makes, and who serves it cannot do without, of a log of
+    /// so many bytes at a DPA.
+    pub(crate) fn check(&self, (dpa, length): (u64, u64)) -> Result<(), FileError> {
         if self.folder(ROOT).is_err() {
-            return Err(FileError::Damaged { why: "it has no folder of all".to_owned() });
+            let why = format!(
+                "it has no folder of all, so its records behind {dpa:#x} are gone; a snapshot from before has the names, \
+                 `lamina discard {dpa} {length}` begins files/ anew, with nothing in it, when the device is started next"
+            );
+            return Err(FileError::Damaged { why });
         }
         let named = self.nodes.values().flat_map(|node| node.names.values());
         match named.map(|(inode, _)| *inode).find(|inode| !self.nodes.contains_key(inode)) {
@@ -247,12 +252,12 @@ impl State {
             }
             Change::Target { inode, target } => self.known(inode)?.target = target,
             Change::Next { inode } => self.next = self.next.max(inode),
+            Change::Done { request: 0 } => self.done.clear(),
             Change::Done { request } => {
                 if self.done.len() == DONE {
                     self.done.pop_front();
                 }
                 self.done.push_back(request);
-            Change::Done { request: 0 } => self.done.clear(),
             }
         }
         Ok(())

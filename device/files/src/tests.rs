@@ -1017,6 +1017,51 @@ fn damage_of_the_log_is_not_its_end() {
 }
 
 #[test]
+fn a_log_without_its_header_is_not_taken_for_none() {
+    for holds in [false, true] {
+        let device = device();
+        let (dpa, length) = {
+            let files = files(&device, true);
+            let inode = file(&files, "x");
+            if holds {
+                files.write(inode, 0, &bytes(5, 1 << 20), Way::Cached).unwrap();
+            }
+            let core = files.core.lock();
+            core.log.position().0
+        };
+        device.discard(dpa, 4096).unwrap();
+        let stored = device.space().free;
+        let refused = Files::open(Arc::clone(&device), LIMIT, true).err().unwrap();
+        assert!(matches!(refused, FileError::Damaged { .. }), "{refused}");
+        assert!(refused.to_string().contains(&format!("`lamina discard {dpa} {length}`")), "{refused}");
+        assert_eq!(device.space().free, stored, "nothing is discarded");
+        // As it says.
+        device.discard(dpa, length).unwrap();
+        assert_eq!(files(&device, true).extent(), Extent { limit: LIMIT, free: LIMIT, inodes: 1 });
+    }
+}
+
+#[test]
+fn what_files_keep_is_not_to_be_discarded_but_a_log_that_is_given_up() {
+    let device = device();
+    let files = files(&device, true);
+    let inode = file(&files, "x");
+    files.write(inode, 0, &bytes(5, 1 << 20), Way::Cached).unwrap();
+    let (dpa, length) = files.core.lock().log.position().0;
+    let (_, slab, _) = files.core.lock().state.file(inode).unwrap().extents.all().next().unwrap();
+    for served in [true, false] {
+        for part in [dpa..dpa + 4096, dpa + 4096..dpa + length, 0..device.base_bytes(), slab..slab + 1] {
+            let lost = lost_by_discard(&device, &part, served);
+            assert!(lost.is_some_and(|(_, dpa, length)| part.start < dpa + length && dpa < part.end));
+        }
+        let whole = lost_by_discard(&device, &(dpa..dpa + length), served);
+        assert_eq!(whole.is_some(), served);
+        let end = device.base_bytes();
+        assert_eq!(lost_by_discard(&device, &(end - 4096..end), served), None);
+    }
+}
+
+#[test]
 fn a_log_that_is_damaged_while_it_is_served_is_written_anew() {
     let device = device();
     let files = files(&device, true);
