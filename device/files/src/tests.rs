@@ -1356,6 +1356,38 @@ fn addresses_that_were_refused_or_given_back_are_left_to_every_class() {
 }
 
 #[test]
+fn a_folder_is_listed_to_its_end_while_what_is_in_it_is_renamed() {
+    type Rewrite = fn(&Files, &[u8]);
+    let rename = |files: &Files, old: &[u8], new: &[u8]| {
+        files.rename(Caller::default(), (ROOT, old), (ROOT, new), Rename::Replace).unwrap();
+    };
+    let there_and_back = |files: &Files, name: &[u8]| {
+        rename(files, name, b"other");
+        rename(files, b"other", name);
+    };
+    let written_beside = |files: &Files, name: &[u8]| {
+        file(files, "new");
+        rename(files, b"new", name);
+    };
+    let suffixed = |files: &Files, name: &[u8]| rename(files, name, &[name, b"~"].concat());
+    for rewrite in [there_and_back as Rewrite, written_beside, suffixed] {
+        let files = files(&device(), true);
+        (0..600).for_each(|number| drop(file(&files, &format!("{number}"))));
+        let (mut behind, mut listed) = (0, 0);
+        loop {
+            let children = files.children(ROOT, behind, 10).unwrap();
+            let Some(last) = children.last() else { break };
+            behind = last.place;
+            listed += children.len();
+            assert!(listed <= 1200, "no end of it");
+            children.iter().for_each(|child| rewrite(&files, &child.name));
+        }
+        assert!(listed >= 600);
+        assert_eq!(files.children(ROOT, 0, usize::MAX).unwrap().len(), 600);
+    }
+}
+
+#[test]
 fn a_fifo_without_a_name_stays_until_the_kernel_forgets_it() {
     let device = device();
     for kind in [libc::S_IFIFO, libc::S_IFSOCK, libc::S_IFCHR] {
