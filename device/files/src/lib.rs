@@ -49,7 +49,7 @@ use lamina_device::device::Device;
 use lamina_device::device::poison::Poisoned;
 use lamina_device::layout::Layout;
 
-pub use self::attributes::{Wanted, When};
+pub use self::attributes::{POOL, Wanted, When};
 pub use self::data::Way;
 pub use self::error::FileError;
 pub use self::names::{Child, Marked, New, Rename};

@@ -1388,6 +1388,30 @@ fn a_folder_is_listed_to_its_end_while_what_is_in_it_is_renamed() {
 }
 
 #[test]
+fn attributes_that_are_told_are_not_listed_and_unknown_ones_of_the_devices_are_refused() {
+    let files = files(&device(), true);
+    let inode = file(&files, "x");
+    files.write(inode, 0, &[0; 4096], Way::Cached).unwrap();
+    let set = |name: &[u8], value: &[u8]| files.set_attribute(Caller::default(), inode, name, value, None);
+    for (name, value) in [("format", "bf16"), ("kv", "1024,128"), ("pool", "1")] {
+        set(format!("user.lamina.{name}").as_bytes(), value.as_bytes()).unwrap();
+    }
+    // Whoever copies attributes finds and sets each of them.
+    let list = files.attribute_names(inode).unwrap();
+    let names: Vec<_> = list.split(|byte| *byte == 0).filter(|name| !name.is_empty()).collect();
+    assert_eq!(names.len(), 3);
+    for name in names {
+        set(name, &files.attribute(inode, name).unwrap()).unwrap();
+    }
+    assert!(files.attribute(inode, b"user.lamina.stored").is_ok(), "who asks for it is told");
+    for name in ["formt", "Format", "class2", ""] {
+        let refused = set(format!("user.lamina.{name}").as_bytes(), b"bf16").unwrap_err();
+        assert_eq!(refused.errno(), libc::EINVAL, "{name}: {refused}");
+    }
+    set(b"user.laminated", b"").unwrap();
+}
+
+#[test]
 fn a_fifo_without_a_name_stays_until_the_kernel_forgets_it() {
     let device = device();
     for kind in [libc::S_IFIFO, libc::S_IFSOCK, libc::S_IFCHR] {
@@ -1426,5 +1450,4 @@ fn as_many_attributes_as_there_may_be_can_be_listed() {
     let set = (0..20_000).map(set).take_while(Result::is_ok).count();
     let list = files.attribute_names(inode).unwrap();
     assert!((5000..20_000).contains(&set) && list.len() <= MAX_LIST, "{set} take {} bytes", list.len());
-    assert!(list.ends_with(b"user.lamina.ratio\0"));
 }
