@@ -164,7 +164,13 @@ impl Files {
         }
         let bytes = (limit / 32).clamp(LOG.start, LOG.end).next_multiple_of(BLOCK_BYTES as u64);
         for name in &names {
-            if place(name).is_some() {
+            if let Some((_, has)) = place(name) {
+                if has < bytes && *name == names[0] {
+                    tracing::warn!(
+                        "the log of files/ keeps the {has} bytes that it was made with: more --files makes room for \
+                         bytes, and for no more names"
+                    );
+                }
                 continue;
             }
             let dpa =
@@ -185,13 +191,13 @@ impl Files {
             .collect();
         let space = Space::open(&device, limit, &used)?;
         space::fill_reserve(&device);
+        drop(kept);
         let core = Core {
             state,
             log,
             space,
             live: HashMap::new(),
             first,
-        drop(kept);
             #[cfg(test)]
             history: None,
         };
@@ -204,13 +210,13 @@ impl Files {
             write_cache: false,
         };
         if first {
+            files.forget_done()?;
             let nameless: Vec<_> = {
                 let core = files.core.lock();
                 core.state.nodes().filter(|(_, node)| node.meta.links == 0).map(|(inode, _)| inode).collect()
             };
             nameless.into_iter().try_for_each(|inode| files.drop_nameless(inode))?;
         }
-            files.forget_done()?;
         Ok(Some(files))
     }
 
@@ -338,13 +344,13 @@ impl Files {
     pub fn renew_log(&self) -> Result<(), FileError> {
         let mut core = self.core.lock();
         let Core { state, log, .. } = &mut *core;
+        let _kept = Log::keep_room_of(&self.device, &log.places());
         log.begin_anew(state, true)
     }
 
     /// Brings what was written to a file to the device and to the disk that its image is on.
     ///
     /// # Errors
-        let _kept = Log::keep_room_of(&self.device, &log.places());
     /// What the device or the disk says.
     pub fn sync(&self, inode: u64) -> Result<(), FileError> {
         let ranges: Vec<_> = {
@@ -388,12 +394,6 @@ impl Files {
         Ok(())
     }
 
-    /// Records when an inode was last written to.
-    fn record_time(&self, core: &mut Core, inode: u64) -> Result<(), FileError> {
-        if core.live.get(&inode).is_none_or(|live| live.modified.is_none()) {
-            return Ok(());
-        }
-        let put = Change::Put { inode, meta: core.meta(inode)? };
     /// Writes a record to the log. Of a full store what `frees` takes what was kept for it, of
     /// which nobody else gets anything meanwhile, and as much as is left is kept for the next.
     fn append(&self, core: &mut Core, bytes: &[u8], frees: bool) -> Result<(), FileError> {
@@ -432,6 +432,12 @@ impl Files {
         }
     }
 
+    /// Records when an inode was last written to.
+    fn record_time(&self, core: &mut Core, inode: u64) -> Result<(), FileError> {
+        if core.live.get(&inode).is_none_or(|live| live.modified.is_none()) {
+            return Ok(());
+        }
+        let put = Change::Put { inode, meta: core.meta(inode)? };
         match self.commit(core, vec![put], Caller::default(), true) {
             // The next record has it.
             Err(why) if why.is_no_room() => Ok(()),
@@ -478,12 +484,12 @@ impl Files {
         }
         let mut core = self.core.lock();
         core.space.give(ranges);
+        let _kept = Log::keep_room_of(&self.device, &core.log.places());
         core.log.keep_what_room_there_is();
         space::fill_reserve(&self.device);
     }
 }
 
-        let _kept = Log::keep_room_of(&self.device, &core.log.places());
 impl Core {
     /// What is known of an inode since the process began.
     fn live(&mut self, inode: u64) -> &mut Live {
@@ -532,12 +538,6 @@ pub fn damaged_log(device: &Device, range: &Range<u64>) -> Option<(u64, u64)> {
     device.place_of(&log?)
 }
 
-/// Where a file lies.
-fn places_of(node: &Node) -> Vec<Range<u64>> {
-    node.extents.all().map(|(_, dpa, length)| dpa..dpa + length).collect()
-}
-
-/// A file system with nothing in it.
 /// What of the files would be lost, without a word to who uses them, if this range of the base
 /// window were discarded: the tensor's name, DPA and bytes. While they are not `served`, their log
 /// cannot be used, and to discard a whole place of it is to give it up.
@@ -548,6 +548,12 @@ pub fn lost_by_discard(device: &Device, range: &Range<u64>, served: bool) -> Opt
     (!is_given_up).then_some((name, dpa, length))
 }
 
+/// Where a file lies.
+fn places_of(node: &Node) -> Vec<Range<u64>> {
+    node.extents.all().map(|(_, dpa, length)| dpa..dpa + length).collect()
+}
+
+/// A file system with nothing in it.
 fn empty() -> Result<State, FileError> {
     let mut state = State::default();
     let now = now();

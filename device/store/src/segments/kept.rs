@@ -26,6 +26,7 @@ pub(super) struct Kept {
 }
 
 /// What a segment takes of a chunk.
+#[expect(clippy::cast_possible_wrap, reason = "a chunk has 1024 granules")]
 const fn part(length: usize) -> i64 {
     CHUNK / (CHUNK_GRANULES / length) as i64
 }
