@@ -88,7 +88,7 @@ pub use self::{
     watcher::{AsWords, Moved, Watcher},
 };
 use crate::partition_table::PartitionState;
-pub use lamina_store::image::PartitionConfig;
+pub use lamina_store::{KeptRoom, image::PartitionConfig};
 
 use crate::{
     counters::{Compared, Slots},

@@ -14,6 +14,10 @@ use super::{Caller, Files, now};
 const STORED: &[u8] = b"user.lamina.stored";
 /// Its bytes by those.
 const RATIO: &[u8] = b"user.lamina.ratio";
+/// What the names of all attributes of the device's own begin with.
+const OWN: &[u8] = b"user.lamina.";
+/// Marks a file as a pool, for who serves it.
+pub const POOL: &[u8] = b"user.lamina.pool";
 /// Most bytes of the names and values of an inode's attributes.
 const MAX_BYTES: usize = 64 << 10;
 /// Most bytes of an attribute's name.
@@ -145,15 +149,15 @@ impl Files {
     pub fn attribute_names(&self, inode: u64) -> Result<Vec<u8>, FileError> {
         let core = self.core.lock();
         let node = core.state.node(inode)?;
-        let own = node.attributes.keys().map(Vec::as_slice);
-        let told = [STORED, RATIO].into_iter().filter(|_| node.meta.is_file() && node.extents.len() > 0);
-        Ok(own.chain(told).flat_map(|name| name.iter().copied().chain([0])).collect())
+        // Not what is told and cannot be set: who copies all that is listed would fail with it.
+        Ok(node.attributes.keys().flat_map(|name| name.iter().copied().chain([0])).collect())
     }
 
     /// Sets an extended attribute: only if it is there or is not, if `there` says so.
     ///
     /// # Errors
-    /// [`FileError::Unsupported`] of names of other kinds, [`FileError::AttributesTooLarge`]; as
+    /// [`FileError::Unsupported`] of names of other kinds, [`FileError::Invalid`] of names that
+    /// only look like the device's own, [`FileError::AttributesTooLarge`]; as
     /// [`Self::remove_attribute`].
     pub fn set_attribute(
         &self,
@@ -171,6 +175,11 @@ impl Files {
         if [STORED, RATIO].contains(&name) {
             return Err(FileError::NotPermitted { what: "what is stored is not set" });
         }
+        if name.starts_with(OWN) && ![FORMAT, KV, LOSSY, PART, POOL].contains(&name) {
+            let name = String::from_utf8_lossy(name);
+            tracing::warn!("{name} is refused: user.lamina. has format, kv, lossy, class and pool to set");
+            return Err(FileError::Invalid { what: "user.lamina. has no such attribute to set" });
+        }
         if name == PART {
             return self.set_class(caller, inode, value);
         }
@@ -186,12 +195,10 @@ impl Files {
             let others = node.attributes.iter().filter(|(other, _)| other.as_slice() != name);
             // A list of the names has a zero behind each, and a longer one the kernel takes from
             // nobody.
-            let told = STORED.len() + RATIO.len() + 2;
             let bytes = others.map(|(name, value)| name.len() + 1 + value.len()).sum::<usize>()
                 + name.len()
                 + 1
-                + value.len()
-                + told;
+                + value.len();
             if bytes > MAX_BYTES {
                 return Err(FileError::AttributesTooLarge { bytes, most: MAX_BYTES });
             }

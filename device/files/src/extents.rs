@@ -106,6 +106,7 @@ impl Extents {
         self.pieces(range).iter().filter(|piece| piece.dpa.is_some()).map(|piece| piece.length).sum()
     }
 
+    #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }

@@ -49,7 +49,7 @@ use lamina_device::device::Device;
 use lamina_device::device::poison::Poisoned;
 use lamina_device::layout::Layout;
 
-pub use self::attributes::{Wanted, When};
+pub use self::attributes::{POOL, Wanted, When};
 pub use self::data::Way;
 pub use self::error::FileError;
 pub use self::names::{Child, Marked, New, Rename};
@@ -164,7 +164,13 @@ impl Files {
         }
         let bytes = (limit / 32).clamp(LOG.start, LOG.end).next_multiple_of(BLOCK_BYTES as u64);
         for name in &names {
-            if place(name).is_some() {
+            if let Some((_, has)) = place(name) {
+                if has < bytes && *name == names[0] {
+                    tracing::warn!(
+                        "the log of files/ keeps the {has} bytes that it was made with: more --files makes room for \
+                         bytes, and for no more names"
+                    );
+                }
                 continue;
             }
             let dpa =
@@ -172,21 +178,20 @@ impl Files {
             space::make_tensor(&device, name, dpa, bytes, Format::Opaque, Layout::Weight)?;
         }
         let places = [place(&names[0]).unwrap_or_default(), place(&names[1]).unwrap_or_default()];
-        let (log, mut state) = if let Some(opened) = Log::open(&device, places)? {
+        let kept = Log::keep_room_of(&device, &places);
+        let (log, state) = if let Some(opened) = Log::open(&device, places)? {
             opened
         } else {
             let state = empty()?;
             (Log::begin(Arc::clone(&device), places, &state)?, state)
         };
-        if first {
-            state.forget_done();
-        }
         let used: Vec<_> = state
             .nodes()
             .flat_map(|(_, node)| node.extents.all().map(|(_, dpa, length)| dpa..dpa.saturating_add(length)))
             .collect();
         let space = Space::open(&device, limit, &used)?;
         space::fill_reserve(&device);
+        drop(kept);
         let core = Core {
             state,
             log,
@@ -205,6 +210,7 @@ impl Files {
             write_cache: false,
         };
         if first {
+            files.forget_done()?;
             let nameless: Vec<_> = {
                 let core = files.core.lock();
                 core.state.nodes().filter(|(_, node)| node.meta.links == 0).map(|(inode, _)| inode).collect()
@@ -338,6 +344,7 @@ impl Files {
     pub fn renew_log(&self) -> Result<(), FileError> {
         let mut core = self.core.lock();
         let Core { state, log, .. } = &mut *core;
+        let _kept = Log::keep_room_of(&self.device, &log.places());
         log.begin_anew(state, true)
     }
 
@@ -370,18 +377,7 @@ impl Files {
         }
         let mut bytes = Vec::with_capacity(256);
         record::encode(&changes, &mut bytes);
-        let Core { state, log, .. } = core;
-        let mut appended = log.append(&bytes, state, frees);
-        let lacks_room =
-            |appended: &Result<(), FileError>| frees && matches!(appended, Err(why) if why.is_no_room());
-        if lacks_room(&appended) && space::drop_reserve(&self.device) {
-            appended = log.append(&bytes, state, frees);
-        }
-        if lacks_room(&appended) {
-            log.begin_anew(state, frees)?;
-            appended = log.append(&bytes, state, frees);
-        }
-        appended?;
+        self.append(core, &bytes, frees)?;
         self.records.fetch_add(1, Relaxed);
         for change in changes {
             if let Change::Put { inode, .. } = &change
@@ -396,6 +392,44 @@ impl Files {
             history.push(tests::Recorded::new(&core.log, &core.state));
         }
         Ok(())
+    }
+
+    /// Writes a record to the log. Of a full store what `frees` takes what was kept for it, of
+    /// which nobody else gets anything meanwhile, and as much as is left is kept for the next.
+    fn append(&self, core: &mut Core, bytes: &[u8], frees: bool) -> Result<(), FileError> {
+        let Core { state, log, .. } = core;
+        let _kept = Log::keep_room_of(&self.device, &log.places());
+        let appended = log.append(bytes, state, frees);
+        if !frees || !matches!(&appended, Err(why) if why.is_no_room()) {
+            return appended;
+        }
+        let appended =
+            if space::drop_reserve(&self.device) { log.append(bytes, state, frees) } else { appended };
+        let appended = match appended {
+            Err(why) if why.is_no_room() => {
+                log.begin_anew(state, frees).and_then(|()| log.append(bytes, state, frees))
+            }
+            appended => appended,
+        };
+        log.keep_what_room_there_is();
+        space::fill_reserve(&self.device);
+        appended
+    }
+
+    /// Records that another mount counts its requests anew: whoever serves it next, and reads the
+    /// log, must not take one of it for one of the mount before.
+    fn forget_done(&self) -> Result<(), FileError> {
+        let mut core = self.core.lock();
+        if !core.state.has_done() {
+            return Ok(());
+        }
+        let forgotten = Change::Done { request: 0 };
+        match self.commit(&mut core, vec![forgotten.clone()], Caller::default(), true) {
+            // Of an image whose store an earlier program filled up to the last block. The log has
+            // it when it is begun anew.
+            Err(why) if why.is_no_room() => core.state.apply(forgotten),
+            recorded => recorded,
+        }
     }
 
     /// Records when an inode was last written to.
@@ -450,8 +484,8 @@ impl Files {
         }
         let mut core = self.core.lock();
         core.space.give(ranges);
+        let _kept = Log::keep_room_of(&self.device, &core.log.places());
         core.log.keep_what_room_there_is();
-        drop(core);
         space::fill_reserve(&self.device);
     }
 }
@@ -502,6 +536,16 @@ pub fn damaged_log(device: &Device, range: &Range<u64>) -> Option<(u64, u64)> {
         .filter(is_there)
         .find_map(|lost| lost.tensor.filter(|tensor| logs.contains(tensor)));
     device.place_of(&log?)
+}
+
+/// What of the files would be lost, without a word to who uses them, if this range of the base
+/// window were discarded: the tensor's name, DPA and bytes. While they are not `served`, their log
+/// cannot be used, and to discard a whole place of it is to give it up.
+pub fn lost_by_discard(device: &Device, range: &Range<u64>, served: bool) -> Option<(String, u64, u64)> {
+    let (name, dpa, length) = space::tensor_in(device, range)?;
+    let is_log = [space::named("log0"), space::named("log1")].contains(&name);
+    let is_given_up = !served && is_log && *range == (dpa..dpa + length);
+    (!is_given_up).then_some((name, dpa, length))
 }
 
 /// Where a file lies.

@@ -11,16 +11,18 @@
 //!   written again with more behind it. So what was written stays what it was.
 //! * A record is written before what it says is done, and before the kernel is answered.
 //! * The place that is not in use holds filler behind where its header would be, as much as the
-//!   state takes. So a full store has room to begin anew, and no removal fails for want of it.
+//!   state takes. So a full store has room to begin anew, and no removal fails for want of it. Who
+//!   uses the log has the store [keep](Log::keep_room_of) what its places give back meanwhile, for
+//!   nobody else who waits for room to take it.
 
 use std::sync::Arc;
 
 use lamina_codec::BLOCK_BYTES;
-use lamina_device::device::Device;
+use lamina_device::device::{Device, KeptRoom};
 
 use super::error::FileError;
 use super::record;
-use super::space::filler;
+use super::space::{RESERVE, filler, has_slabs};
 use super::state::State;
 
 const MAGIC: &[u8; 8] = b"LAMFILES";
@@ -89,7 +91,12 @@ impl Log {
                 newest = Some((used, generation));
             }
         }
-        let Some((used, generation)) = newest else { return Ok(None) };
+        let Some((used, generation)) = newest else {
+            for place in places {
+                refuse_headless(device, place)?;
+            }
+            return Ok(None);
+        };
         let (state, at) = replay(device, places[used], generation, places[used].1)?;
         // A damaged record looks like the end, and what no record names is discarded.
         let (first, end) = (places[used].0, places[used].0.saturating_add(places[used].1));
@@ -99,7 +106,7 @@ impl Log {
             let why = format!("its block at {:#x} is damaged: {}", lost.dpa, lost.why);
             return Err(FileError::Damaged { why });
         }
-        state.check()?;
+        state.check(places[used])?;
         let mut block = vec![0; usize::try_from(at % BLOCK).unwrap_or(0)];
         let (dpa, length) = places[used];
         device.read_base(dpa + at - at % BLOCK, &mut block)?;
@@ -190,6 +197,19 @@ impl Log {
         Ok(())
     }
 
+    /// Has the store keep what the log and the reserve give back for them, until what is returned
+    /// is dropped.
+    pub(crate) fn keep_room_of<'a>(device: &'a Device, places: &[Place; 2]) -> Option<KeptRoom<'a>> {
+        let reserve = device.place_of(RESERVE);
+        let all: Vec<_> = places.iter().copied().chain(reserve).collect();
+        device.keep_room(&all)
+    }
+
+    /// Where it lies.
+    pub(crate) fn places(&self) -> [Place; 2] {
+        self.places
+    }
+
     /// Has filler keep the room that a state of so many bytes takes.
     fn keep_room(&mut self, state_bytes: u64) -> Result<(), FileError> {
         let (dpa, capacity) = self.places[1 - self.used];
@@ -206,13 +226,12 @@ impl Log {
         let end = (wanted + wanted / 8).next_multiple_of(FILLER_STEP).min(capacity);
         while self.filler_end < end {
             let length = FILLER_STEP.min(end - self.filler_end);
-            let at = dpa + self.filler_end;
-            if let Err(why) = self.device.write_base(at, &filler(at, length)) {
-                // All of a step or nothing.
-                let _ = self.device.discard(at, length);
+            let (at, mut done) = (dpa + self.filler_end, 0);
+            let written = self.device.write_back(at, &filler(at, length), &mut done);
+            self.filler_end += done as u64;
+            if let Err(why) = written {
                 return if self.filler_end < wanted { Err(why.into()) } else { Ok(()) };
             }
-            self.filler_end += length;
         }
         Ok(())
     }
@@ -231,7 +250,8 @@ impl Log {
         (dpa, capacity): Place,
         most: u64,
     ) -> Result<(u64, Vec<u8>), FileError> {
-        self.device.discard(dpa, capacity)?;
+        // Over the filler, block by block. Without a header the rest is nothing.
+        self.device.discard(dpa, BLOCK)?;
         let generation = self.generation + 1;
         let (mut first, mut bytes) = (FIRST, Vec::new());
         let mut changes = Vec::new();
@@ -258,6 +278,8 @@ impl Log {
         let block = bytes[rest..].to_vec();
         bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES), 0);
         self.device.write_base(dpa + first, &bytes)?;
+        let behind = end.next_multiple_of(BLOCK);
+        self.device.discard(dpa + behind, capacity.saturating_sub(behind))?;
         Ok((end, block))
     }
 
@@ -294,6 +316,32 @@ fn header(device: &Device, dpa: u64) -> Result<Option<u64>, FileError> {
         return Err(FileError::Damaged { why });
     }
     Ok(Some(head[12..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))))
+}
+
+/// Refuses a place without a header that holds a log nonetheless: what is stored elsewhere would be
+/// given up without a word.
+fn refuse_headless(device: &Device, place: Place) -> Result<(), FileError> {
+    let (dpa, length) = place;
+    let first = dpa + FIRST;
+    let data = device.next_data(first..dpa + length);
+    if data == dpa + length {
+        return Ok(());
+    }
+    let mut block = vec![0; BLOCK_BYTES];
+    device.read_base(first, &mut block)?;
+    if data == first && filler(first, FILLER_STEP).starts_with(&block) {
+        return Ok(());
+    }
+    // A process that died when it made the first log had its empty state written, and no header.
+    let (state, at) = replay(device, place, 1, length)?;
+    if at > FIRST && state.len() == 1 && !has_slabs(device) {
+        return Ok(());
+    }
+    let why = format!(
+        "its header at {dpa:#x} is gone, and what was behind it is not; a snapshot from before has the names, \
+         `lamina discard {dpa} {length}` begins files/ anew, with nothing in it, when the device is started next"
+    );
+    Err(FileError::Damaged { why })
 }
 
 /// What the records up to `until` make, and where the last one ends.

@@ -307,14 +307,20 @@ impl Files {
         let (mut source, mut goal) = (core.meta_of_folder(from)?, core.meta_of_folder(to)?);
         let mut changes = Vec::new();
         let moved = |name: &[u8], folder, to| Change::Name { folder, name: name.to_vec(), to };
-        let place = core.free_place(to);
+        let place_of = |folder, name: &[u8]| -> Result<u64, FileError> {
+            Ok(core.state.folder(folder)?.names.get(name).map_or(0, |(_, place)| *place))
+        };
+        let (here, there) = (place_of(from, old)?, place_of(to, new)?);
+        // Behind all others only where it has to be: who lists a folder, and renames what is
+        // listed, would be given all of it again, for ever.
+        let place = match other {
+            Some(_) => there,
+            None if from == to => here,
+            None => core.free_place(to),
+        };
         let mut freed = None;
         if how == Rename::Exchange {
             // Each takes the other's place.
-            let place_of = |folder, name: &[u8]| -> Result<u64, FileError> {
-                Ok(core.state.folder(folder)?.names.get(name).map_or(0, |(_, place)| *place))
-            };
-            let (here, there) = (place_of(from, old)?, place_of(to, new)?);
             changes.push(moved(old, from, None));
             changes.push(moved(new, to, Some((inode, there))));
             changes.push(moved(old, from, other.map(|other| (other, here))));

@@ -8,13 +8,14 @@
 //! * Which parts are free is written nowhere: it is what no extent names. An extent may reach from
 //!   one slab into the next.
 //! * The *reserve* is a tensor of filler, random bytes. A full store takes no record, not even that
-//!   a file is removed; then the reserve goes, and comes again when there is room. If that is not
-//!   enough, the [log](super::log) is begun anew in the room that it keeps itself.
+//!   a file is removed; then the reserve goes, and comes again as far as there is room. If that is
+//!   not enough, the [log](super::log) is begun anew in the room that it keeps itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
+use lamina_codec::BLOCK_BYTES;
 use lamina_codec::format::Format;
 use lamina_device::device::{Device, DeviceError, Places};
 use lamina_device::layout::Layout;
@@ -26,7 +27,7 @@ use super::extents::Piece;
 
 /// What the names of all tensors of the file system begin with. No model can be called so.
 const NAMES: &str = "/.lamina/files/";
-const RESERVE: &str = "/.lamina/files/reserve";
+pub(crate) const RESERVE: &str = "/.lamina/files/reserve";
 const RESERVE_BYTES: u64 = 64 << 10;
 /// Bytes of the first slab of a class at least and at most.
 const FIRST: Range<u64> = 64 << 10..16 << 20;
@@ -115,12 +116,7 @@ impl Space {
             next: 0,
         };
         for name in device.hidden_tensors() {
-            let Some((number, key)) = name.strip_prefix(NAMES).and_then(|rest| rest.split_once('/')) else {
-                continue;
-            };
-            let (Ok(number), Ok(class)) = (number.parse::<u64>(), serde_json::from_str(key)) else {
-                continue;
-            };
+            let Some((number, class)) = slab_of(&name) else { continue };
             let Some((dpa, length)) = device.place_of(&name) else { continue };
             space.next = space.next.max(number.saturating_add(1));
             space.taken += length;
@@ -452,33 +448,52 @@ pub(crate) fn make_tensor(
     device.create_tensor_now(spec).map(drop)
 }
 
+/// The number and the class of a slab of this name.
+fn slab_of(name: &str) -> Option<(u64, Class)> {
+    let (number, key) = name.strip_prefix(NAMES)?.split_once('/')?;
+    Some((number.parse().ok()?, serde_json::from_str(key).ok()?))
+}
+
+/// Whether files have slabs.
+pub(crate) fn has_slabs(device: &Device) -> bool {
+    device.hidden_tensors().iter().any(|name| slab_of(name).is_some())
+}
+
+/// The first tensor of the file system's own that touches this range: its name, DPA and bytes.
+pub(crate) fn tensor_in(device: &Device, range: &Range<u64>) -> Option<(String, u64, u64)> {
+    let own = device.hidden_tensors().into_iter().filter(|name| name.starts_with(NAMES));
+    own.filter_map(|name| device.place_of(&name).map(|(dpa, length)| (name, dpa, length)))
+        .find(|(_, dpa, length)| *dpa < range.end && range.start < dpa + length)
+}
+
 /// The name of a tensor of the file system's own.
 pub(crate) fn named(what: &str) -> String {
     format!("{NAMES}{what}")
 }
 
-/// Takes the reserve up, if there is room. It is no error if there is none.
+/// Takes the reserve up, as far as there is room. It is no error if there is none.
 pub(crate) fn fill_reserve(device: &Device) {
-    let (dpa, is_there) = match device.place_of(RESERVE) {
-        Some((dpa, _)) => (dpa, device.next_data(dpa..dpa + RESERVE_BYTES) == dpa),
+    let dpa = match device.place_of(RESERVE) {
+        Some((dpa, _)) => dpa,
         None => match place_of_nothing(device, RESERVE, RESERVE_BYTES) {
             Ok(Some(dpa)) => {
                 let made = make_tensor(device, RESERVE, dpa, RESERVE_BYTES, Format::Opaque, Layout::Weight);
                 if made.is_err() {
                     return;
                 }
-                (dpa, false)
+                dpa
             }
             _ => return,
         },
     };
-    if is_there {
-        return;
-    }
-    if let Err(why) = device.write_base(dpa, &filler(dpa, RESERVE_BYTES)) {
-        tracing::debug!("no room for the reserve: {why}");
-        // All of it or nothing.
-        let _ = device.discard(dpa, RESERVE_BYTES);
+    let (end, block) = (dpa + RESERVE_BYTES, BLOCK_BYTES as u64);
+    let mut at = device.next_hole(dpa..end);
+    while at < end {
+        if let Err(why) = device.write_base(at, &filler(at, block)) {
+            tracing::debug!("no room for all of the reserve: {why}");
+            return;
+        }
+        at = device.next_hole(at + block..end);
     }
 }
 
@@ -494,8 +509,9 @@ pub(crate) fn filler(seed: u64, length: u64) -> Vec<u8> {
     words.collect()
 }
 
-/// Gives the reserve up: whether there was one.
+/// Gives the reserve up: whether there was any of it.
 pub(crate) fn drop_reserve(device: &Device) -> bool {
     let Some((dpa, _)) = device.place_of(RESERVE) else { return false };
-    device.next_data(dpa..dpa + RESERVE_BYTES) == dpa && device.discard(dpa, RESERVE_BYTES).is_ok()
+    let end = dpa + RESERVE_BYTES;
+    device.next_data(dpa..end) < end && device.discard(dpa, RESERVE_BYTES).is_ok()
 }

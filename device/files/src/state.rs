@@ -85,7 +85,8 @@ pub(crate) enum Change {
     Target { inode: u64, target: Vec<u8> },
     /// The least number that no inode has had.
     Next { inode: u64 },
-    /// A request of the kernel was done with this record.
+    /// A request of the kernel was done with this record. Of 0, which none has, that those before
+    /// were another mount's.
     Done { request: u64 },
 }
 
@@ -158,15 +159,20 @@ impl State {
         self.done.contains(&request)
     }
 
-    /// Forgets which requests were done: another mount counts its own anew.
-    pub(crate) fn forget_done(&mut self) {
-        self.done.clear();
+    /// Whether any request is remembered as done.
+    pub(crate) fn has_done(&self) -> bool {
+        !self.done.is_empty()
     }
 
-    /// Refuses what no log of this program makes, and who serves it cannot do without.
-    pub(crate) fn check(&self) -> Result<(), FileError> {
+    /// Refuses what no log of this program makes, and who serves it cannot do without, of a log of
+    /// so many bytes at a DPA.
+    pub(crate) fn check(&self, (dpa, length): (u64, u64)) -> Result<(), FileError> {
         if self.folder(ROOT).is_err() {
-            return Err(FileError::Damaged { why: "it has no folder of all".to_owned() });
+            let why = format!(
+                "it has no folder of all, so its records behind {dpa:#x} are gone; a snapshot from before has the names, \
+                 `lamina discard {dpa} {length}` begins files/ anew, with nothing in it, when the device is started next"
+            );
+            return Err(FileError::Damaged { why });
         }
         let named = self.nodes.values().flat_map(|node| node.names.values());
         match named.map(|(inode, _)| *inode).find(|inode| !self.nodes.contains_key(inode)) {
@@ -246,6 +252,7 @@ impl State {
             }
             Change::Target { inode, target } => self.known(inode)?.target = target,
             Change::Next { inode } => self.next = self.next.max(inode),
+            Change::Done { request: 0 } => self.done.clear(),
             Change::Done { request } => {
                 if self.done.len() == DONE {
                     self.done.pop_front();

@@ -286,7 +286,9 @@ impl From<ControlError> for Refusal {
             ControlError::Files(why) => status_of_files(why),
             ControlError::NoHost { .. } | ControlError::ViewGone { .. } => StatusCode::NOT_FOUND,
             ControlError::Revoked { .. } => StatusCode::FORBIDDEN,
-            ControlError::NoModels | ControlError::LogOfFiles { .. } => StatusCode::CONFLICT,
+            ControlError::NoModels | ControlError::LogOfFiles { .. } | ControlError::OfFiles { .. } => {
+                StatusCode::CONFLICT
+            }
         };
         Self::new(status, why.to_string())
     }

@@ -25,7 +25,7 @@ use lamina_device::files::{self, FilesError, Loading, ModelPlan};
 use lamina_device::stats::StatsReport;
 use lamina_device::tensor::{TensorInfo, TensorSpec};
 use lamina_device::window::ViewInfo;
-use lamina_files::{FileError, Files, damaged_log};
+use lamina_files::{FileError, Files, damaged_log, lost_by_discard};
 
 #[cfg(doc)]
 use super::Coherence;
@@ -107,6 +107,18 @@ pub enum ControlError {
         "the damage at these addresses is in the log of files/, {length} bytes at {dpa:#x}: with zeros there every name after it would be lost. A snapshot from before has the names; `lamina discard {dpa} {length}` begins files/ anew, with nothing in it, when the device is started next"
     )]
     LogOfFiles {
+        /// Where it begins.
+        dpa: u64,
+        /// Its bytes.
+        length: u64,
+    },
+    /// To discard this would lose what files hold.
+    #[error(
+        "{length} bytes at {dpa:#x} are {tensor}, in which files/ keeps what it holds: remove files there. A log of them that is damaged, so that files/ is not shown, can be discarded whole"
+    )]
+    OfFiles {
+        /// What of them it is.
+        tensor: String,
         /// Where it begins.
         dpa: u64,
         /// Its bytes.
@@ -660,9 +672,13 @@ impl Control {
     ///
     /// # Errors
     ///
-    /// When the range passes the window's end.
+    /// When the range passes the window's end, or touches what `files/` keeps.
     pub fn discard(&self, offset: u64, length: u64) -> Result<(), ControlError> {
         let range = self.range(offset, Some(length))?;
+        let lost = lost_by_discard(&self.device, &range, self.files.get().is_some());
+        if let Some((tensor, dpa, length)) = lost {
+            return Err(ControlError::OfFiles { tensor, dpa, length });
+        }
         for partition in Partition::all(&self.device) {
             let Some(part) = inside(&partition, &range) else { continue };
             let length = part.end - part.start;

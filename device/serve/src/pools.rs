@@ -28,7 +28,7 @@ use serde::Serialize;
 use lamina_device::counters::{Place, Scope, Section};
 use lamina_device::device::Partition;
 use lamina_device::figures;
-use lamina_files::Files;
+use lamina_files::{Files, POOL};
 use lamina_pool::{NodeCounts, Overview};
 
 use super::export::Export;
@@ -37,8 +37,6 @@ use super::flusher::is_cached;
 use super::own_mount::own_table;
 use super::settled_files::open_below;
 
-/// The attribute of a file that is a pool.
-const MARK: &[u8] = b"user.lamina.pool";
 /// How long who asks waits for a look.
 const WAIT: Duration = Duration::from_millis(250);
 /// What is younger is told again.
@@ -354,7 +352,7 @@ impl Pools {
                 }
             }
             if let Some(files) = files {
-                let marked = files.marked(MARK);
+                let marked = files.marked(POOL);
                 stored.retain(|(inode, _)| marked.iter().any(|file| file.inode == *inode));
                 for file in marked {
                     let inode = inode_of(file.inode);

@@ -257,6 +257,19 @@ pub struct Prepared {
     lost: Option<Why>,
 }
 
+/// As long as this is there, what some blocks give back is kept for them. Who has it is the only
+/// one who stores into them.
+#[must_use]
+pub struct KeptRoom<'a> {
+    store: &'a Store,
+}
+
+impl Drop for KeptRoom<'_> {
+    fn drop(&mut self) {
+        self.store.segments.keep_no_more();
+    }
+}
+
 /// A block that is being replaced: its stripe is held, so nobody else reads or writes it.
 pub struct Replace<'a> {
     store: &'a Store,
@@ -441,6 +454,13 @@ impl Store {
     /// Ranges of blocks that may hold anything, of a store in an image.
     pub fn populated(&self) -> Vec<std::ops::Range<u64>> {
         self.index.populated()
+    }
+
+    /// Keeps what these blocks give back for them, also of a full store, until what is returned is
+    /// dropped. There is one of these at a time.
+    pub fn keep_room(&self, blocks: Vec<Range<u64>>) -> KeptRoom<'_> {
+        self.segments.keep(blocks);
+        KeptRoom { store: self }
     }
 
     /// Gives back the room that freed segments kept, where memory is scarce.

@@ -15,6 +15,7 @@
 //!   and for those that are moved: a full store can be rewritten and tidied up. The bound: moving
 //!   can leave each length one chunk that is not full, so a reserve of a chunk for each length is
 //!   never used up by rewriting.
+//! * What [some blocks](kept) give back may be kept for them.
 //! * A segment that is freed may still be named by a copy of the index: then it is [held](held),
 //!   and counts as in use where chunks are counted.
 //! * A bundle without bytes (every plane constant) takes no segment; its place is granule 0 and is
@@ -24,6 +25,7 @@ mod allocator;
 mod chunks;
 mod claims;
 mod held;
+mod kept;
 
 use std::{ops::Range, sync::Arc};
 
@@ -95,7 +97,8 @@ impl Segments {
         what: For,
         mut told: impl FnMut(u64),
     ) -> Result<(), StoreError> {
-        let room = |chunk: usize| self.memory.ensure_anew(chunk * UNIT_BYTES..(chunk + 1) * UNIT_BYTES, what);
+        let room =
+            |chunk: usize, what| self.memory.ensure_anew(chunk * UNIT_BYTES..(chunk + 1) * UNIT_BYTES, what);
         let mut taken = Vec::with_capacity(blocks.size_hint().0);
         let mut allocator = self.allocator.lock();
         for (block, bytes) in blocks.clone() {
@@ -209,6 +212,16 @@ impl Segments {
                 return all;
             }
         }
+    }
+
+    /// From now on what these blocks give back is kept for them.
+    pub(super) fn keep(&self, blocks: Vec<Range<u64>>) {
+        self.allocator.lock().kept().open(blocks);
+    }
+
+    /// What they give back from now on is everybody's.
+    pub(super) fn keep_no_more(&self) {
+        self.allocator.lock().kept().close();
     }
 
     /// Gives back the room that free chunks kept.

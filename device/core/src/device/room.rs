@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use super::{Device, DeviceError, Window, events::is_scarce};
 use lamina_codec::BLOCK_BYTES;
-use lamina_store::{host_memory::HostMemory, image::Image, memory::UNIT_BYTES};
+use lamina_store::{KeptRoom, host_memory::HostMemory, image::Image, memory::UNIT_BYTES};
 
 /// What a file system says of its room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +48,18 @@ impl Device {
         let written = self.write_pieces(offset, data, done);
         self.events.note(&written, self.look());
         written
+    }
+
+    /// Keeps what these ranges (offset, length) of whole blocks give back for them, also of a full
+    /// store, until what is returned is dropped: nobody else who waits for room takes it. There is
+    /// one of these at a time, and who has it is the only one who stores into the ranges. A device
+    /// that does not code has room for all it has an address for.
+    pub fn keep_room(&self, ranges: &[(u64, u64)]) -> Option<KeptRoom<'_>> {
+        let blocks = ranges.iter().map(|(at, length)| {
+            let end = at.saturating_add(*length);
+            at / BLOCK_BYTES as u64..end.div_ceil(BLOCK_BYTES as u64)
+        });
+        Some(self.coded_store()?.keep_room(blocks.collect()))
     }
 
     /// A number that changes whenever there may be room that was not there before, but for what

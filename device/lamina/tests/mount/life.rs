@@ -327,6 +327,10 @@ fn a_damaged_log_of_files_is_said_and_not_cleared_and_can_be_given_up() {
     assert!(place.said(&["ls"]).contains("/m/files: 1 files and folders"), "{}", place.said(&["ls"]));
     let api = mounted["api"].as_str().unwrap();
     let run = |words: &[&str]| place.lamina(&[words, &["--api", api]].concat());
+    // What is served is not given up by accident.
+    let output = run(&["discard", "0", "4096"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && said.contains("remove files there"), "{said}");
     // While it is served, what it said is known, and it is written anew.
     assert!(run(&["poison", "inject", "4096"]).status.success());
     assert!(run(&["poison", "clear", "4096"]).status.success());

@@ -10,6 +10,7 @@ use super::{
     chunks::{Chunk, Chunks},
     claims::Claimants,
     held::Held,
+    kept::Kept,
     reserve,
 };
 use crate::{
@@ -39,6 +40,7 @@ pub(super) struct Allocator {
     /// Chunks of which all was moved elsewhere, and that take nothing more until what is held in
     /// them is let go.
     emptied: Vec<usize>,
+    kept: Kept,
     /// Who is told of each segment that is taken or freed.
     ledger: Option<Arc<Ledger>>,
 }
@@ -69,6 +71,7 @@ impl Allocator {
             used_granules: 0,
             held: Held::default(),
             emptied: Vec::new(),
+            kept: Kept::default(),
             ledger,
         }
     }
@@ -114,6 +117,11 @@ impl Allocator {
         (self.used_granules - self.held.granules) * GRANULE_BYTES as u64
     }
 
+    /// What is kept for some blocks.
+    pub(super) fn kept(&mut self) -> &mut Kept {
+        &mut self.kept
+    }
+
     /// What is held of it.
     pub(super) fn held(&mut self) -> &mut Held {
         &mut self.held
@@ -144,9 +152,10 @@ impl Allocator {
         length: usize,
         block: u64,
         what: For,
-        room: impl FnOnce(usize) -> Result<(), StoreError>,
+        room: impl FnOnce(usize, For) -> Result<(), StoreError>,
     ) -> Result<Option<usize>, StoreError> {
-        if what == For::More && !self.has_room_for_more(length) {
+        let what = if self.kept.covers(block, length) { For::NoMore } else { what };
+        if what == For::More && !self.has_room_for_more(length, self.kept.chunks_beside(block)) {
             return Ok(None);
         }
         let fullest = self.lengths[length].partial.iter().rev().find_map(|list| list.last().copied());
@@ -159,6 +168,7 @@ impl Allocator {
         };
         let slot = self.chunks[index].first_free();
         self.occupy(index, slot, block);
+        self.kept.taken(block, length, what == For::More);
         self.relist(index);
         Ok(Some(index * CHUNK_GRANULES + slot * length))
     }
@@ -225,6 +235,7 @@ impl Allocator {
         chunk.used -= 1;
         self.used_granules -= length as u64;
         self.lengths[length].used -= 1;
+        self.kept.freed(chunk.blocks[slot], length);
         if let Some(ledger) = &self.ledger {
             ledger.vacate(granule);
         }
@@ -305,16 +316,16 @@ impl Allocator {
         self.chunks.count() - self.held_chunks
     }
 
-    /// Whether the reserve would be left if one more segment of `length` were taken and then all
-    /// were moved together.
-    fn has_room_for_more(&self, length: usize) -> bool {
-        let reserved = reserve(self.chunks.count());
+    /// Whether the reserve and so many chunks would be left if one more segment of `length` were
+    /// taken and then all were moved together.
+    fn has_room_for_more(&self, length: usize, beside: usize) -> bool {
+        let reserved = reserve(self.chunks.count()) + beside;
         self.left() > reserved || {
             let packed = |length: usize, more: usize| {
                 (self.lengths[length].used + more).div_ceil(CHUNK_GRANULES / length)
             };
             let all: usize = (1..=MAX_GRANULES).map(|of| packed(of, usize::from(of == length))).sum();
-            all <= self.chunks.count() - reserved
+            all <= self.chunks.count().saturating_sub(reserved)
         }
     }
 
@@ -336,7 +347,7 @@ impl Allocator {
         &mut self,
         length: usize,
         what: For,
-        room: impl FnOnce(usize) -> Result<(), StoreError>,
+        room: impl FnOnce(usize, For) -> Result<(), StoreError>,
     ) -> Result<Option<usize>, StoreError> {
         if what == For::More && self.left() <= reserve(self.chunks.count()) {
             return Ok(None);
@@ -344,7 +355,7 @@ impl Allocator {
         let unopened = self.unopened.last().map(|run| run.start);
         let free = self.warm.last().or(self.cold.last()).copied();
         let Some(index) = free.or(unopened) else { return Ok(None) };
-        room(index)?;
+        room(index, what)?;
         if self.warm.pop().or_else(|| self.cold.pop()).is_none()
             && let Some(run) = self.unopened.last_mut()
         {
