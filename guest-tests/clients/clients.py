@@ -38,7 +38,7 @@ def bits(array):
 
 
 def same(one, other):
-    return one.shape == other.shape and bool((bits(one) == bits(other)).all())
+    return one.dtype == other.dtype and one.shape == other.shape and bool((bits(one) == bits(other)).all())
 
 
 def truncated(array, mantissa):

@@ -234,7 +234,21 @@ def check_many(browser, lamina, folder):
         assert shown.page.locator("#tensors tbody td").first.inner_text() == "model.layers.99.part.79"
         arrow = "[document.querySelector('#tensors [aria-sort=descending] button'), '::after']"
         assert "↓" in shown.page.evaluate(f"getComputedStyle(...{arrow}).content")
+        # Of most tensors the base is none, which is nothing that is looked for.
+        shown.page.locator("#tensors input").fill("null")
+        shown.until("#tensors .tools", "none")
         shown.page.locator("#tensors input").fill("")
+        device.ask("POST", "/tensors", {"name": "derived", "length": 8192, "format": "bf16", "base": "model.layers.0.part.0"})
+        shown.until("#tensors .tools", "of 10,001")
+        by_base = shown.page.locator("#tensors th button", has_text="base")
+        for first in "–", "model.layers.0.part.0":
+            by_base.click()
+            assert shown.page.locator("#tensors tbody tr").first.locator("td").nth(3).inner_text() == first
+        # What was read of a view that goes is in no count any more: that is no rate.
+        counts = [{"view": "gone", "reads": n, "bytes": n << 20, "stored": n << 19, "plain": None} for n in (1, 2)]
+        counts.append({"view": "gone", "reads": 3, "bytes": 8192, "stored": 4096, "plain": None})
+        script = "all => { all.forEach(row => keepTraffic({ seconds: 1, precisions: [row] })); return traffic.get('gone').ticks.map(tick => tick.bytes) }"
+        assert shown.page.evaluate(script, counts) == [1 << 20]
         took = shown.page.evaluate("{ const begun = performance.now(); show(); performance.now() - begun }")
         assert took < 250, f"a tick takes {took} ms to show"
         # Others who look do nothing else.

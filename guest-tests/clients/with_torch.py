@@ -27,6 +27,7 @@ def main():
         # With so many guard planes nothing of bf16 is left out. It is as PyTorch casts it, but for
         # what saturates.
         wanted["@fp8_e4m3fn+g4"] = lambda tensor: tensor.float().clamp(-448, 448).to(torch.float8_e4m3fn)
+        wanted["@fp8_e5m2+g5"] = lambda tensor: tensor.float().clamp(-57344, 57344).to(torch.float8_e5m2)
     for view, reference in wanted.items():
         shown = load_file(str(folder / f"{model.stem}{view}.safetensors"))
         assert set(shown) == set(full), view

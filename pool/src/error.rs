@@ -34,15 +34,17 @@ pub enum PoolError {
     #[error("{}", MemError::Revoked)]
     Revoked,
     /// There is no space, and nothing that could be evicted.
-    #[error("no space for {bytes} bytes: nothing can be evicted")]
+    #[error("no space for {bytes} bytes: nothing can be evicted{}", of_others(*others))]
     Full {
         /// What was wanted.
         bytes: u64,
+        /// Bytes of chunks that other nodes have.
+        others: u64,
     },
     /// The slots that a key may have are in use by what is not evicted.
     #[error(
-        "no slot: the eight that this key may have hold objects, which are not evicted; delete one of these, or create \
-         the pool anew and larger: it has more slots then"
+        "no slot: seven of the eight that this key may have hold objects, which are not evicted, and one is for what \
+         replaces one of them; delete one of these, or create the pool anew and larger: it has more slots then"
     )]
     NoSlot,
     /// Another is at it, or too many are.
@@ -111,6 +113,16 @@ pub enum PoolError {
         /// The kernel's error.
         cause: std::io::Error,
     },
+}
+
+/// What is said of chunks that others have.
+fn of_others(bytes: u64) -> String {
+    if bytes == 0 {
+        return String::new();
+    }
+    format!(
+        "; other nodes have {bytes} bytes of chunks, whose free places only they fill while they are attached"
+    )
 }
 
 impl From<MemError> for PoolError {

@@ -172,7 +172,9 @@ impl Index for ServedIndex {
         let asked = [&key.0[..], &length.to_le_bytes(), &number.to_le_bytes()].concat();
         let place = match self.ask(server::RESERVE, &asked, &[])? {
             (YOURS, place) => place,
-            (FULL, no_slot) if no_slot.is_empty() => return Err(PoolError::Full { bytes: length }),
+            (FULL, no_slot) if no_slot.is_empty() => {
+                return Err(PoolError::Full { bytes: length, others: 0 });
+            }
             (FULL, _) => return Err(PoolError::NoSlot),
             (NO_CLASS, _) => {
                 let class = class.map(ToString::to_string).unwrap_or_default();

@@ -37,6 +37,10 @@ const VERSION: u64 = 4;
 pub(crate) const SUPERBLOCK: u64 = 2 * LINE;
 /// Slots of a group.
 pub(crate) const SLOTS: u64 = 8;
+/// Groups of a pool that fits few bytes.
+const MIN_GROUPS: u32 = 4;
+/// Nodes of a pool that was made without a word of them.
+const NODES: u32 = 16;
 /// Groups that a pool may have.
 const MAX_GROUPS: u32 = 1 << 28;
 /// Bytes that a pool may have, whose slots are one for each [`SLOT_BYTES`].
@@ -79,13 +83,22 @@ pub struct Geometry {
 
 impl Geometry {
     /// A geometry for a memory of so many bytes: chunks of 2 MiB (less if it is small), and a slot
-    /// for each 16 KiB.
+    /// for each 16 KiB. 16 nodes may be attached.
     pub fn fitting(bytes: u64) -> Self {
+        Self::fitting_for(bytes, NODES)
+    }
+
+    /// [`Self::fitting`] for so many nodes. It takes no more than `bytes`, unless these are too few
+    /// for any.
+    pub fn fitting_for(bytes: u64, nodes: u32) -> Self {
         let chunk_bytes = if bytes < 64 << 20 { 256 << 10 } else { 2 << 20 };
         let slots = bytes / SLOT_BYTES;
-        let groups = u32::try_from((slots / SLOTS).max(4)).unwrap_or(u32::MAX);
+        let groups = u32::try_from((slots / SLOTS).max(u64::from(MIN_GROUPS))).unwrap_or(u32::MAX);
         let most = u32::try_from(bytes / chunk_bytes).unwrap_or(u32::MAX);
-        let mut found = Self { nodes: 16, stripes: groups.min(64), groups, chunks: 1, chunk_bytes };
+        let mut found = Self { nodes, stripes: groups.min(64), groups, chunks: 1, chunk_bytes };
+        if Layout::new(&found).is_ok_and(|layout| layout.end > bytes) {
+            (found.stripes, found.groups) = (MIN_GROUPS, MIN_GROUPS);
+        }
         let fits =
             |chunks| Layout::new(&Self { chunks, ..found.clone() }).is_ok_and(|layout| layout.end <= bytes);
         // The largest number of chunks that fits.
@@ -537,6 +550,24 @@ mod tests {
             assert_eq!(layout.slot_of_tag(layout.stamps(0)), None);
             assert_eq!(layout.chunk_of(layout.end), None);
         }
+    }
+
+    #[test]
+    fn a_pool_for_any_number_of_nodes_takes_no_more_than_it_is_given() {
+        for bytes in [8 << 20, 64 << 20] {
+            for nodes in [1, 16, 17, 64] {
+                let geometry = Geometry::fitting_for(bytes, nodes);
+                let taken = geometry.bytes().unwrap();
+                assert_eq!(geometry.nodes, nodes);
+                assert!(taken <= bytes && bytes - taken < 2 * geometry.chunk_bytes, "{nodes}: {geometry:?}");
+            }
+            assert_eq!(Geometry::fitting_for(bytes, 16), Geometry::fitting(bytes));
+        }
+        // Of too few it takes the least that there is.
+        let least = Geometry::fitting_for(2 << 20, 64).bytes().unwrap();
+        assert!(least > 2 << 20);
+        assert_eq!(Geometry::fitting_for(least, 64).bytes().unwrap(), least);
+        assert!(Geometry::fitting_for(least - 1, 64).bytes().unwrap() >= least);
     }
 
     #[test]

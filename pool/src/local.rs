@@ -251,7 +251,13 @@ pub fn create_declared(
     let metadata = file.metadata().map_err(fail)?;
     let make = || {
         if metadata.is_file() && metadata.len() < bytes {
-            file.set_len(bytes).map_err(fail)?;
+            file.set_len(bytes).map_err(|why| {
+                let (nodes, length) = (geometry.nodes, metadata.len());
+                let why = format!(
+                    "a pool for {nodes} nodes takes {bytes} bytes, and its file keeps {length}: {why}"
+                );
+                fail(io::Error::other(why))
+            })?;
         }
         if is_of_mount(&file) {
             // What a pool that was there before had said of its chunks, whatever its geometry. A

@@ -307,6 +307,35 @@ mod tests {
     }
 
     #[test]
+    fn a_node_whose_word_went_back_lives_on_as_nobody_else() {
+        for word in [0_u64, 1] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("pool");
+            local::create(&path, &Geometry::fitting(8 << 20)).unwrap();
+            let memory = local::memory(&path).unwrap();
+            let layout = Layout::open(&Lines::new(memory.clone())).unwrap();
+            for number in 0..5 {
+                let pool = Pool::open(&path).unwrap();
+                pool.put(&format!("object {number}"), &[1; 3000]).unwrap();
+                pool.leave().unwrap();
+            }
+            memory.store(layout.node(0), &word.to_le_bytes()).unwrap();
+            let pool = Pool::open(&path).unwrap();
+            let (node, own) = (pool.member.node, pool.member.incarnation);
+            assert!(node == 0 && !pool.member.is_nobody(node, own).unwrap(), "{own}");
+            assert_eq!(pool.member.members().unwrap(), [(0, own, true)]);
+            pool.check(true).unwrap();
+            assert_eq!(pool.check(false).unwrap().problems, []);
+            let other = Pool::open(&path).unwrap();
+            let held = pool.member.acquire(1).unwrap();
+            assert!(
+                !other.member.take_over(layout.grant(1), request(1, other.member.incarnation, 9)).unwrap()
+            );
+            held.release().unwrap();
+        }
+    }
+
+    #[test]
     fn only_who_died_is_counted_as_recovered() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pool");

@@ -126,7 +126,11 @@ impl Member {
             return Err(PoolError::Node { node, why: format!("the pool has {nodes}") });
         }
         let at = layout.node(node);
-        let (state, last) = of_word(lines.fresh(at)?);
+        let (state, own) = of_word(lines.fresh(at)?);
+        // A word that was damaged may have gone back. All up to the last that was recovered are
+        // dead, and this one may not be taken for one of them. Where memory is not coherent
+        // `may_begin` finds that out, which looks there in any case.
+        let last = if lines.coherent() { own.max(lines.word(layout.fenced(node))? as u32) } else { own };
         if last >= MAX_INCARNATIONS - 1 {
             return Err(PoolError::Node {
                 node,
@@ -397,7 +401,13 @@ impl Member {
 
     /// Whether all that came before this incarnation of this node is recovered.
     pub(crate) fn may_begin(&self) -> Result<bool, PoolError> {
-        Ok(self.fenced(self.node)?.saturating_add(1) >= self.incarnation)
+        let fenced = self.fenced(self.node)?;
+        // Who was taken for dead meanwhile is told so by whatever it does next.
+        if fenced >= self.incarnation && self.alive().is_ok() {
+            let why = format!("its word was damaged, which says {} after {fenced}", self.incarnation);
+            return Err(PoolError::Node { node: self.node, why });
+        }
+        Ok(fenced.saturating_add(1) >= self.incarnation)
     }
 
     /// Whether a node is attached, and not known to be dead.
@@ -490,5 +500,9 @@ mod tests {
             let opened = Pool::open(&path).map(|_| ());
             assert!(matches!(opened, Err(PoolError::Node { node: 0, .. })), "{incarnation:#x}: {opened:?}");
         }
+        memory.store(at, &[0; 8]).unwrap();
+        let fenced = Layout::open(&Lines::new(memory.clone())).unwrap().fenced(0);
+        memory.store(fenced, &u64::from(MAX_INCARNATIONS).to_le_bytes()).unwrap();
+        assert!(matches!(Pool::open(&path).map(|_| ()), Err(PoolError::Node { node: 0, .. })));
     }
 }

@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::class::{ClassId, Share};
 use crate::counts::{Counts, NodeCounts, Occupancy, Shares, Telling};
 use crate::error::PoolError;
-use crate::heap::{Heap, size_for, written};
+use crate::heap::{Heap, Owner, is_taken, size_for, written};
 use crate::host::Host;
 use crate::key::Key;
 use crate::layout::{Geometry, Layout, SLOTS, Slot};
@@ -339,7 +339,7 @@ impl Pool {
 
     /// A place for so many bytes of a class, by evicting if need be.
     pub(crate) fn allocate(&self, class: ClassId, length: u64) -> Result<u64, PoolError> {
-        let full = PoolError::Full { bytes: length };
+        let full = PoolError::Full { bytes: length, others: 0 };
         let layout = &self.member.layout;
         let Some(size) = size_for(length, layout.geometry.chunk_bytes) else { return Err(full) };
         if size > layout.end - layout.data {
@@ -364,10 +364,26 @@ impl Pool {
                     self.serve()?;
                     self.member.wait(&mut wait, "space that another node gives back")?;
                 }
-                Room::None => return Err(full),
+                Room::None => break,
             }
         }
-        Err(full)
+        Err(PoolError::Full { bytes: length, others: self.chunks_of_others()? })
+    }
+
+    /// Bytes of the chunks that other nodes have, for whoever is told that there is no space. Where
+    /// all of them would have to be brought anew nobody looks.
+    fn chunks_of_others(&self) -> Result<u64, PoolError> {
+        let (member, layout) = (&self.member, &self.member.layout);
+        let mut bytes = 0;
+        if !member.lines.coherent() {
+            return Ok(bytes);
+        }
+        for chunk in 0..layout.geometry.chunks {
+            if is_taken(member, chunk)? && Owner::load(member, chunk)?.node != member.node {
+                bytes += layout.geometry.chunk_bytes;
+            }
+        }
+        Ok(bytes)
     }
 
     /// Evicts the blocks that were not used for longest, of this node's if it has any.

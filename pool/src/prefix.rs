@@ -11,12 +11,21 @@ use crate::counts::Counts;
 use crate::error::PoolError;
 use crate::heap::class_at;
 use crate::key::Key;
-use crate::layout::Slot;
+use crate::layout::{SLOTS, Slot};
 use crate::mem::{Crc, LINE};
 use crate::member::Wait;
 use crate::mutex::locked;
 use crate::pool::Pool;
 use crate::table::{Entry, Pin, State, Tag, evict, find, group, matching, reclaim, settle, tags};
+
+/// Slots of a group that objects may have. One is left for what replaces one of them: the old is
+/// there until the new is.
+const MAX_OBJECTS: usize = SLOTS as usize - 1;
+
+/// How many slots are in a state.
+fn count(tags: &[Tag], state: State) -> usize {
+    tags.iter().filter(|tag| tag.state() == Some(state)).count()
+}
 
 /// What came of a reservation.
 pub enum Reserved<'p> {
@@ -178,6 +187,17 @@ impl Pool {
                     return Ok(if tag.is_ready() { Reserved::Ready } else { Reserved::Busy });
                 }
             }
+            let objects = count(&seen, State::Object);
+            let is_crowded = !is_block && objects + count(&seen, State::Reserved) >= MAX_OBJECTS;
+            let replaces = is_crowded && self.has_object(group, &seen, &entry.key)?;
+            if is_crowded && !replaces && objects + self.named_reservations(group, &seen)? >= MAX_OBJECTS {
+                held.release()?;
+                if objects >= MAX_OBJECTS {
+                    return Err(PoolError::NoSlot);
+                }
+                self.await_slot(&mut wait)?;
+                continue;
+            }
             if let Some(index) = seen.iter().position(|tag| tag.state() == Some(State::Empty)) {
                 let slot = Slot { group, index: index as u32 };
                 let at = member.layout.entry(slot);
@@ -202,27 +222,58 @@ impl Pool {
                 })));
             }
             held.release()?;
-            self.make_slot(group, &seen, &mut wait)?;
+            self.make_slot(group, &seen, replaces, &mut wait)?;
         }
     }
 
-    /// Empties a slot of a full group, or waits for whoever can.
-    fn make_slot(&self, group: u32, seen: &[Tag], wait: &mut Wait) -> Result<(), PoolError> {
+    /// Whether an object of a group has this key. Its lock is held.
+    fn has_object(&self, group: u32, seen: &[Tag; SLOTS as usize], key: &Key) -> Result<bool, PoolError> {
+        for (slot, tag) in matching(seen, group, key, |state| state == State::Object) {
+            self.member.lines.consume(self.member.layout.entry(slot), LINE)?;
+            if Entry::load(&self.member, slot, tag)?.is_some_and(|found| found.key == *key) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// How many reservations of a group may become objects. Its lock is held.
+    fn named_reservations(&self, group: u32, seen: &[Tag]) -> Result<usize, PoolError> {
+        let member = &self.member;
+        let mut found = 0;
+        for (index, tag) in seen.iter().enumerate().filter(|(_, tag)| tag.state() == Some(State::Reserved)) {
+            let slot = Slot { group, index: index as u32 };
+            member.lines.consume(member.layout.entry(slot), LINE)?;
+            found += usize::from(Entry::load(member, slot, *tag)?.is_some_and(|entry| entry.name_length > 0));
+        }
+        Ok(found)
+    }
+
+    /// Empties a slot of a full group, or waits for whoever can; for what replaces an object also
+    /// for those who fill one.
+    fn make_slot(&self, group: u32, seen: &[Tag], replaces: bool, wait: &mut Wait) -> Result<(), PoolError> {
         for (index, tag) in seen.iter().enumerate() {
             let slot = Slot { group, index: index as u32 };
             if tag.state() == Some(State::Evicting) && reclaim(&self.member, &self.heap, slot)? {
                 return Ok(());
             }
         }
-        if !seen.iter().any(|tag| tag.state() == Some(State::Evicting)) {
-            let Some((slot, tag)) = self.oldest_of(group)? else {
-                return Err(PoolError::NoSlot);
-            };
-            if evict(&self.member, &self.heap, slot, tag)? {
-                Counts::add(&self.counts.evictions, 1);
+        if count(seen, State::Evicting) == 0 {
+            if let Some((slot, tag)) = self.oldest_of(group)? {
+                if evict(&self.member, &self.heap, slot, tag)? {
+                    Counts::add(&self.counts.evictions, 1);
+                }
+                return Ok(());
             }
-            return Ok(());
+            if !replaces || count(seen, State::Reserved) == 0 {
+                return Err(PoolError::NoSlot);
+            }
         }
+        self.await_slot(wait)
+    }
+
+    /// A step of a wait for a slot that another fills or gives back.
+    fn await_slot(&self, wait: &mut Wait) -> Result<(), PoolError> {
         self.serve()?;
         self.member.wait(wait, "a slot that another node gives back")
     }

@@ -74,7 +74,9 @@ class HostControl:
         connection = _Connection(self.api, timeout)
         try:
             data = None if body is None else json.dumps(body)
-            connection.request(method, path, data, {"Content-Type": "application/json"})
+            # What is too large is refused before all of it is taken: the answer is there then.
+            with contextlib.suppress(BrokenPipeError):
+                connection.request(method, path, data, {"Content-Type": "application/json"})
             answer = connection.getresponse()
             text = answer.read()
         finally:

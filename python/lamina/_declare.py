@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,7 @@ class Declaration:
         # Where it is in truth: the mount, or the file, may be behind a symbolic link.
         self._path = os.path.realpath(path)
         self._format = format or "bf16"
-        self._kv = kv
+        self._kv = None if kv is None else (operator.index(kv[0]), operator.index(kv[1]))
         self._is_made = False
         root = os.path.dirname(self._path)
         while not os.path.ismount(root):

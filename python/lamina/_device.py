@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import operator
 import os
 import shutil
 import subprocess
@@ -225,10 +227,12 @@ class Device(Mapping[str, Tensor]):
         if (dtype is None) == (format is None):
             raise TypeError("say either dtype or format")
         name_of_format = format or format_of(dtype)
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        elements = int(np.prod(shape, dtype=np.int64))
+        shape = _numbers(shape)
+        elements = math.prod(shape)
         if elements < 1 or min(shape, default=1) < 1:
             raise ValueError(f"a tensor has at least one element, and the shape {shape} has {elements}")
+        if elements >= 1 << 63:
+            raise ValueError(f"a tensor has fewer than 2^63 elements, and the shape {shape} has {elements}")
         bits = dict(_lamina.formats()).get(name_of_format, 8)
         spec: dict[str, Any] = {
             "name": name,
@@ -239,7 +243,8 @@ class Device(Mapping[str, Tensor]):
             "format": name_of_format,
         }
         if kv is not None:
-            spec["layout"] = {"kind": "kv", "channels": kv[0], "window": kv[1]}
+            channels, window = _numbers(kv)
+            spec["layout"] = {"kind": "kv", "channels": channels, "window": window}
         if codec is not None:
             spec["codec"] = codec
         if base is not None:
@@ -369,6 +374,14 @@ def mount(*models: Path, on: Path | None = None, capacity: int | None = None, im
         raise
     device._mounted, device._made = where, made
     return device
+
+
+def _numbers(of: Any) -> tuple[int, ...]:
+    """Whole numbers, of whatever kind: one or several."""
+    try:
+        return (operator.index(of),)
+    except TypeError:
+        return tuple(operator.index(one) for one in of)
 
 
 def _laid_out(kv: tuple[int, int] | None) -> str:

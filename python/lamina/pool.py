@@ -28,11 +28,13 @@ it. What dies is recovered by the others. Other threads of Python run while a ca
 from __future__ import annotations
 
 import builtins
+import contextlib
 import json
+import operator
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -185,29 +187,56 @@ class Pool:
 
 
 _OPEN: weakref.WeakSet[Pool] = weakref.WeakSet()
+#: Held from before a pool is attached to until it is in ``_OPEN``, and while a thread forks: a fork
+#: finds all that have to rest, and none begins meanwhile. A declaration may fork itself.
+_OPENING = threading.RLock()
+#: How long a fork waits for what others open, in seconds.
+WAITING = 10.0
 
 
-#: Of each thread that forks, the pools that rest. They are kept, or those that are forgotten
-#: meanwhile would rest for ever.
-_FORKING: dict[int, list[Pool]] = {}
+#: Of each thread that forks, the pools that rest, and whether it has ``_OPENING``. They are kept, or
+#: those that are forgotten meanwhile would rest for ever.
+_FORKING: dict[int, tuple[list[Pool], bool]] = {}
+
+
+def _attached(path: Path, attach: Callable[[], _lamina.Pool]) -> Pool:
+    """A pool, to which no thread attaches while another forks."""
+    with _OPENING:
+        return Pool(attach(), path)
+
+
+def _all_open() -> list[Pool]:
+    while True:
+        # Who has waited long enough looks while others open.
+        with contextlib.suppress(RuntimeError):
+            return list(_OPEN)
 
 
 def _before_fork() -> None:
-    pools = _FORKING[threading.get_ident()] = list(_OPEN)
+    has_opening = _OPENING.acquire(timeout=WAITING)
+    pools = _all_open()
+    _FORKING[threading.get_ident()] = (pools, has_opening)
     for pool in pools:
         pool._inner.rest()
 
 
 def _after_fork_in_parent() -> None:
-    for pool in _FORKING.pop(threading.get_ident(), []):
+    pools, has_opening = _FORKING.pop(threading.get_ident(), ([], False))
+    for pool in pools:
         pool._inner.resume()
+    if has_opening:
+        _OPENING.release()
 
 
 def _after_fork_in_child() -> None:
     """A fork is no node of the pools of its parent: each has to open them itself."""
+    global _OPENING
+    _OPENING = threading.RLock()
     _FORKING.clear()
-    for pool in list(_OPEN):
-        pool._inner.forked()
+    for pool in _all_open():
+        # The others are let go of whatever becomes of one, or their numbers would stay taken.
+        with contextlib.suppress(BaseException):
+            pool._inner.forked()
 
 
 os.register_at_fork(
@@ -245,9 +274,9 @@ def open(
     rows, if any are said.
     """
     if not create:
-        return Pool(_lamina.Pool.open(path), path)
+        return _attached(path, lambda: _lamina.Pool.open(path))
     declare = None if format is None and kv is None else Declaration(path, format, kv)
-    pool = Pool(_lamina.Pool.create(path, _parsed(size), nodes, declare, or_open=True), path)
+    pool = _attached(path, lambda: _lamina.Pool.create(path, _parsed(size), nodes, declare, or_open=True))
     if declare is not None:
         try:
             declare.verify(pool._data)
@@ -273,9 +302,9 @@ def open_for(
         return open(path, create=create, size=size, nodes=nodes), None
     declare = Declaration(path, format, kv)
     if create:
-        pool = Pool(_lamina.Pool.create(path, _parsed(size), nodes, declare, or_open=True), path)
+        pool = _attached(path, lambda: _lamina.Pool.create(path, _parsed(size), nodes, declare, or_open=True))
     else:
-        pool = Pool(_lamina.Pool.open(path), path)
+        pool = _attached(path, lambda: _lamina.Pool.open(path))
     try:
         if declare.is_own(pool._data):
             return pool, None
@@ -306,7 +335,7 @@ def create(
     part in which objects are.
     """
     declare = None if format is None and kv is None else Declaration(path, format, kv)
-    return Pool(_lamina.Pool.create(path, _parsed(size), nodes, declare, force=force), path)
+    return _attached(path, lambda: _lamina.Pool.create(path, _parsed(size), nodes, declare, force=force))
 
 
 def _class(format: str | None, kv: Rows | None) -> tuple[str, Rows | None] | None:
@@ -315,8 +344,11 @@ def _class(format: str | None, kv: Rows | None) -> tuple[str, Rows | None] | Non
 
 def _parsed(size: int | str) -> int:
     """Bytes, of a number or a text such as 256M."""
-    if isinstance(size, int):
-        found = size
+    if not isinstance(size, str):
+        try:
+            found = operator.index(size)
+        except TypeError:
+            raise TypeError(f"a size is a number of bytes or a text such as 256M, not {size!r}") from None
     else:
         text = size.strip().upper()
         unit = {"K": 10, "M": 20, "G": 30, "T": 40}.get(text[-1:], 0)

@@ -257,8 +257,12 @@ impl Attached {
     /// is noticed. Stores nothing.
     fn forked(&self) {
         // Of another thread that had it there is nothing left: then it stays mapped.
-        if let Ok(mut node) = self.node.try_write() {
-            drop(node.take());
+        let taken = self.node.try_write().ok().and_then(|mut node| node.take());
+        if let Some(Node { pool, service }) = taken {
+            // The thread of one that did not rest is not here: whoever waits for its end finds that
+            // it has not said what came of it.
+            std::mem::forget(service);
+            drop(pool);
         }
     }
 }
@@ -401,7 +405,7 @@ impl Pool {
             })
         };
         let made = py.detach(move || {
-            let geometry = Geometry { nodes, ..Geometry::fitting(local::length_of(&path, size)?) };
+            let geometry = Geometry::fitting_for(local::length_of(&path, size)?, nodes);
             if or_open {
                 return local::open_or_create(&path, &geometry, declare).map(|(pool, _)| pool);
             }

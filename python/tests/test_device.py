@@ -174,6 +174,11 @@ def test_what_cannot_be_done_is_said(device):
         device.create("c", 4, np.complex64)
     with pytest.raises(ValueError, match="at least one element"):
         device.create("c", (4, 0), np.float32)
+    with pytest.raises(ValueError, match="fewer than 2.63 elements"):
+        device.create("c", (1 << 32, 1 << 32), np.float32)
+    # Refused before all of it is sent.
+    with pytest.raises(lamina.LaminaError, match="1048576 bytes"):
+        device._control.create_view("w" * (2 << 20), "full")
     tensor = device.create("w", (4, 4), np.float32)
     with pytest.raises(ValueError, match="float64"):
         tensor.store(np.zeros((4, 4)))
@@ -185,6 +190,14 @@ def test_what_cannot_be_done_is_said(device):
         tensor.array("e9m9")
     with pytest.raises(lamina.LaminaError, match="nothing|no tensor"):
         device.remove("nothing")
+
+
+def test_numbers_may_be_of_numpy(device):
+    one, two, rows = np.int64(64), np.int32(2), (np.int64(64), np.uint16(128))
+    assert device.create("one", one, BF16).shape == (64,)
+    assert device.create("two", (two, 3), BF16).shape == (2, 3)
+    assert device.create("array", np.array([2, 3]), BF16).shape == (2, 3)
+    assert device.create("kv", (one, 64), BF16, kv=rows).kv == (64, 128)
 
 
 def test_without_a_device_it_says_what_to_do(tmp_path, monkeypatch):

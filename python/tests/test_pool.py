@@ -363,6 +363,53 @@ os.kill(os.getpid(), 9)
             process.stdin.close()
 
 
+def test_a_fork_while_others_open_is_none_of_their_nodes(pool, path):
+    script = """
+import os, sys, threading, lamina.pool
+pool, end, opened = lamina.pool.open(sys.argv[1]), threading.Event(), threading.Semaphore(0)
+def opens():
+    while not end.is_set():
+        lamina.pool.open(sys.argv[1]).close()
+        opened.release()
+threads = [threading.Thread(target=opens) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for round in range(50):
+    opened.acquire()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        # Whatever the parent has open, this one has not.
+        try:
+            pool.get("a")
+        except lamina.LaminaError:
+            os.write(writing, b"closed")
+        os._exit(0)
+    os.close(writing)
+    assert os.read(reading, 10) == b"closed"
+    os.close(reading)
+    assert os.waitpid(child, 0)[1] == 0
+if os.fork() == 0:
+    sys.stdin.read()
+    os._exit(0)
+print("forked", flush=True)
+os.kill(os.getpid(), 9)
+"""
+    words = [sys.executable, "-c", script, str(path)]
+    pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+    with subprocess.Popen(words, text=True, **pipes) as process:
+        try:
+            assert process.stdout.readline() == "forked\n", process.stderr.read()
+            process.wait()
+            deadline = time.monotonic() + 10
+            while pool.stat()["nodes"] > 1:
+                assert time.monotonic() < deadline, pool.stat()
+        finally:
+            process.kill()
+            process.stdin.close()
+        assert process.stderr.read() == ""
+
+
 def test_threads_that_read_check_ask_submit_and_fork_do_not_wait_for_each_other(path):
     script = """
 import os, select, sys, threading, time, lamina.pool
@@ -444,7 +491,11 @@ def test_files_that_are_no_pool_are_said_to_be_none(path, tmp_path):
     for size in ("", "5X", "-1", 0, -5, "1.5G", 1 << 63):
         with pytest.raises(ValueError, match="size is|pool has"):
             create(tmp_path / "other", size=size)
+    with pytest.raises(TypeError, match="not 1.5"):
+        create(tmp_path / "other", size=1.5)
     assert not (tmp_path / "other").exists()
+    create(tmp_path / "of-numpy", size=np.int64(8 << 20), nodes=np.int64(3)).close()
+    assert (tmp_path / "of-numpy").stat().st_size <= 8 << 20
     with pytest.raises(ValueError, match="a pool cannot have"):
         create(tmp_path / "other", size=(1 << 63) - 1)
     with pytest.raises(ValueError, match="65 nodes: it has 1 to 64"):

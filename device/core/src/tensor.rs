@@ -235,6 +235,14 @@ pub enum TensorError {
         /// The length.
         length: u64,
     },
+    /// Dimensions of a shape whose product no number of 64 bits holds.
+    #[error("{name}: {what} passes {} elements, more than any tensor has", u64::MAX)]
+    Overflow {
+        /// The tensor.
+        name: String,
+        /// What passes them.
+        what: &'static str,
+    },
     /// The bytes behind it are not free.
     #[error(
         "{name}: {length} bytes do not fit at DPA {dpa:#x}, where {free} bytes are free to where {behind} begins"
@@ -445,11 +453,17 @@ pub(crate) fn check(spec: &TensorSpec) -> Result<(u64, Vec<u64>), TensorError> {
         return Err(size("the length", *length));
     }
     let shape = if spec.shape.is_empty() { vec![elements] } else { spec.shape.clone() };
-    let product = shape.iter().try_fold(1_u64, |product, dimension| product.checked_mul(*dimension));
-    if product != Some(elements) {
-        return Err(size("the product of the shape", product.unwrap_or(u64::MAX)));
+    let product = product_of(name, "the product of the shape", &shape)?;
+    if product != elements {
+        return Err(size("the product of the shape", product));
     }
     Ok((elements, shape))
+}
+
+/// The product of dimensions of `name`'s shape, which are `what`.
+pub(crate) fn product_of(name: &str, what: &'static str, dimensions: &[u64]) -> Result<u64, TensorError> {
+    let product = dimensions.iter().try_fold(1_u64, |product, dimension| product.checked_mul(*dimension));
+    product.ok_or_else(|| TensorError::Overflow { name: name.to_owned(), what })
 }
 
 /// Why a tensor of partition `partition` cannot be coded against `base`, if so.

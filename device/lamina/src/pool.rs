@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow, bail, ensure};
 use hyper::Method;
 use lamina_pool::{Geometry, IndexServer, NodeCounts, Pool, PoolError, Stats, local};
 use serde::Serialize;
@@ -132,7 +132,9 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
                 bail!("{}: it may hold what somebody wants; --force has it lost", file.display());
             }
             let length = local::length_of(&file, size)?;
-            let geometry = Geometry { nodes, ..Geometry::fitting(length) };
+            let geometry = Geometry::fitting_for(length, nodes);
+            let least = geometry.bytes()?;
+            ensure!(least <= length, "a pool for {nodes} nodes takes {least} bytes at least, not {length}");
             local::create_declared(&file, &geometry, |data| {
                 holds.declare(&file, data).map_err(|why| PoolError::Declare(out::reason(&why)))
             })?;

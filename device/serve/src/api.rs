@@ -701,6 +701,10 @@ async fn load_model(
     Requested(model): Requested<ModelRequest>,
 ) -> Result<impl IntoResponse, Refusal> {
     let ModelRequest { path, name, views, maps, base, is_kept } = model;
+    if path.as_os_str().is_empty() {
+        let error = "the path of a model is empty: it is that of a file or a directory";
+        return Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, error));
+    }
     let name = name.unwrap_or_else(|| name_of(&path));
     let loading = Loading { views, maps, base };
     if is_kept {

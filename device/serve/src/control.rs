@@ -125,7 +125,7 @@ pub enum ControlError {
         length: u64,
     },
     /// There is no such host.
-    #[error("no host {host} shares this memory; there are: {}", hosts.join(", "))]
+    #[error("no host {host} shares this memory{}", those(hosts))]
     NoHost {
         /// The name.
         host: String,
@@ -143,6 +143,15 @@ pub enum ControlError {
     /// The log of `files/` cannot be written anew.
     #[error("the log of files/ stays as it is: {0}")]
     Log(FileError),
+}
+
+/// Which hosts there are.
+fn those(hosts: &[String]) -> String {
+    if hosts.is_empty() {
+        ": it has no hosts, which `lamina serve --host` names".to_owned()
+    } else {
+        format!("; there are: {}", hosts.join(", "))
+    }
 }
 
 impl From<FilesError> for ControlError {

@@ -1,8 +1,9 @@
 //! HTTP connections for the API: accepting them, with bounds on what a peer may take.
 //!
 //! * At most [`CONNECTIONS`] at once on each listener. When all places are taken and somebody else
-//!   comes, the oldest connection whose request is not being performed gives its place up: peers
-//!   that stay silent, talk slowly or leave their answers unread keep nobody out.
+//!   comes, the oldest connection whose request is not being performed gives its place up, and if
+//!   there is none the oldest whose request's body is waited for: peers that stay silent, talk
+//!   slowly or leave their answers unread keep nobody out.
 //! * A request's header has [`HEADER_TIME`] to arrive, which is also how long an idle connection is
 //!   kept, and a peer that takes nothing of its answer for [`ANSWER_TIME`] is dropped (see
 //!   [`BoundedWrites`]).
@@ -10,15 +11,16 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::Request;
-use hyper::body::Incoming;
+use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -46,6 +48,8 @@ struct Peer {
     requested: AtomicBool,
     /// Whether what it asked is being performed.
     served: AtomicBool,
+    /// Whether more of what it asks is waited for: nothing was done yet.
+    awaited: AtomicBool,
     /// Whether it was told to give its place up.
     evicted: AtomicBool,
     give_way: Notify,
@@ -63,14 +67,51 @@ impl Peers {
         peer
     }
 
-    /// Tells the oldest whose request is not being performed to give its place up.
+    /// Tells the oldest whose request is not being performed to give its place up, and those that
+    /// are still asking only if there is no other.
     fn make_room(&self) {
-        let waits = |peer: &Arc<Peer>| {
-            !peer.served.load(Ordering::Relaxed) && !peer.evicted.swap(true, Ordering::Relaxed)
+        let oldest = |waits: &dyn Fn(&Peer) -> bool| {
+            let gives_way = |peer: &Arc<Peer>| waits(peer) && !peer.evicted.swap(true, Ordering::Relaxed);
+            self.0.iter().filter_map(Weak::upgrade).find(gives_way)
         };
-        if let Some(peer) = self.0.iter().filter_map(Weak::upgrade).find(waits) {
+        let idle = oldest(&|peer| !peer.served.load(Ordering::Relaxed));
+        if let Some(peer) = idle.or_else(|| oldest(&|peer| peer.awaited.load(Ordering::Relaxed))) {
             peer.give_way.notify_one();
         }
+    }
+}
+
+/// A request's body, of which its peer is told whether it is waited for.
+struct Awaited {
+    body: Incoming,
+    peer: Arc<Peer>,
+}
+
+impl hyper::body::Body for Awaited {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(context);
+        self.peer.awaited.store(polled.is_pending(), Ordering::Relaxed);
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        self.peer.awaited.store(false, Ordering::Relaxed);
     }
 }
 
@@ -132,7 +173,7 @@ where
     let service = TowerToHyperService::new(router);
     let state = Arc::clone(peer);
     let counted = service_fn(move |request: Request<Incoming>| {
-        let mut request = request.map(Body::new);
+        let mut request = request.map(|body| Body::new(Awaited { body, peer: Arc::clone(&state) }));
         if let Some(asker) = &asker {
             request.extensions_mut().insert(asker.clone());
         }
@@ -156,8 +197,8 @@ where
     let served = tokio::select! {
         served = connection.as_mut() => served,
         () = peer.give_way.notified() => {
-            if !peer.requested.load(Ordering::Relaxed) {
-                tracing::debug!("a connection that asked nothing gives way");
+            if !peer.requested.load(Ordering::Relaxed) || peer.awaited.load(Ordering::Relaxed) {
+                tracing::debug!("a connection that has not asked gives way");
                 return;
             }
             connection.as_mut().graceful_shutdown();

@@ -191,7 +191,7 @@ pub enum ServeError {
     #[error(transparent)]
     Device(#[from] lamina_device::device::DeviceError),
     /// A range passes the end of the base window.
-    #[error("{length} bytes at {offset:#x} pass the end of the base window, which has {window} bytes")]
+    #[error("{} the end of the base window, which has {window} bytes", passing(*offset, *length))]
     PastEnd {
         /// Offset in the base window.
         offset: u64,
@@ -249,4 +249,12 @@ pub enum ServeError {
     /// The mount is being taken down.
     #[error("the mount is being taken down")]
     Closing,
+}
+
+/// A range that passes an end, and how.
+fn passing(offset: u64, length: u64) -> String {
+    match length {
+        0 => format!("the offset {offset:#x} passes"),
+        _ => format!("{length} bytes at {offset:#x} pass"),
+    }
 }

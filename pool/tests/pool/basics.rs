@@ -130,14 +130,23 @@ fn what_was_used_least_recently_goes_first_and_of_a_prefix_its_end() {
 
 #[test]
 fn a_pool_that_is_full_of_objects_says_so_and_evicts_none() {
-    for world in worlds() {
+    for (number, world) in worlds().enumerate() {
         let one = world.attach(0).unwrap();
         for number in 0..8 {
             let put = one.put(&format!("{number}"), &[7; 4000]);
             assert_eq!(put.is_ok(), number < 7, "{put:?}: a chunk for the names");
         }
-        assert!(matches!(one.put("x", &vec![0; 40_000]), Err(PoolError::Full { .. })));
+        assert!(matches!(one.put("x", &vec![0; 40_000]), Err(PoolError::Full { others: 0, .. })));
         assert_eq!(one.list().unwrap().len(), 7);
+        let (other, done) = (world.attach(1).unwrap(), AtomicU32::new(0));
+        let refused = || {
+            let why = other.put("x", b"x").unwrap_err().to_string();
+            assert!(why.starts_with("no space for 1 bytes: nothing can be evicted"), "{why}");
+            // It is only looked for in memory that is coherent.
+            assert_eq!(why.contains("; other nodes have 32768 bytes of chunks"), number == 0, "{why}");
+            done.fetch_add(1, Ordering::Relaxed);
+        };
+        world.run(vec![Box::new(refused), serving(&one, &done, 1)], false);
         assert!(one.delete("3").unwrap());
         one.put("8", &[8; 4000]).unwrap();
         assert_eq!(one.get("8").unwrap(), Some(vec![8; 4000]));
@@ -166,6 +175,36 @@ fn objects_that_have_all_slots_of_a_key_are_said_to() {
             assert!(one.store(key(number), &[b"block"]).unwrap());
         }
         put(refused).unwrap();
+        assert!(one.check(false).unwrap().problems.is_empty());
+    }
+}
+
+#[test]
+fn objects_are_replaced_however_many_their_keys_have() {
+    for world in worlds() {
+        let one = world.attach(0).unwrap();
+        let other = world.attach(1).unwrap();
+        // There are four groups of eight slots, and all the objects there can be.
+        let name = |number: u32| format!("{number}");
+        let stored: Vec<_> = (0..80).filter(|number| one.put(&name(*number), b"").is_ok()).collect();
+        assert_eq!(stored.len(), 4 * 7);
+        let done = AtomicU32::new(0);
+        world.run(
+            vec![
+                Box::new(|| {
+                    for number in &stored {
+                        other.put(&name(*number), &[1; 20]).unwrap();
+                    }
+                    done.fetch_add(1, Ordering::Relaxed);
+                }),
+                serving(&one, &done, 1),
+            ],
+            false,
+        );
+        for number in &stored {
+            assert_eq!(one.get(&name(*number)).unwrap(), Some(vec![1; 20]));
+        }
+        assert_eq!(one.list().unwrap().len(), stored.len());
         assert!(one.check(false).unwrap().problems.is_empty());
     }
 }

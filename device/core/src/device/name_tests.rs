@@ -389,6 +389,30 @@ fn a_tensor_that_cannot_be_resized_is_as_it_was() {
 }
 
 #[test]
+fn an_empty_tensor_that_lies_in_another_does_not_grow() {
+    let device = Device::new(DeviceConfig::new(BASE, VIEWS)).unwrap();
+    device.create_tensor(spec("w", Some(40 * BLOCK), 2 * BLOCK)).unwrap();
+    device.resize_tensor("w", 0).unwrap();
+    device.create_tensor(spec("x", Some(39 * BLOCK), 16 * BLOCK)).unwrap();
+    match device.resize_tensor("w", BLOCK) {
+        Err(DeviceError::Tensor(TensorError::NotFree { free: 0, behind, .. })) => assert_eq!(behind, "x"),
+        other => panic!("{other:?}"),
+    }
+    device.remove_tensor("w").unwrap();
+    assert_eq!(device.tensors().len(), 1);
+}
+
+#[test]
+fn an_empty_tensor_whose_rows_are_larger_than_any_stays_empty() {
+    let device = Device::new(DeviceConfig::new(BASE, VIEWS)).unwrap();
+    let shape = vec![0, 1 << 40, 1 << 40];
+    let made = device.create_tensor(TensorSpec { shape, ..spec("z", None, 0) }).unwrap();
+    assert_eq!(device.resize_tensor("z", 0).unwrap().shape, made.shape);
+    let why = device.resize_tensor("z", BLOCK).unwrap_err().to_string();
+    assert!(why.contains("a row of the shape passes 18446744073709551615 elements"), "{why}");
+}
+
+#[test]
 fn a_program_that_makes_fills_views_and_frees_ends_where_it_began() {
     let rounds = if std::env::var_os("LAMINA_LONG").is_some() { 10_000 } else { 300 };
     let config = DeviceConfig { mode: Mode::Trace, ..DeviceConfig::new(BASE, VIEWS) };

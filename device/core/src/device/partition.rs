@@ -549,6 +549,7 @@ impl Partition {
             E::Size { name, what, value, elements, format, length } => {
                 E::Size { name: own(name), what, value, elements, format, length }
             }
+            E::Overflow { name, what } => E::Overflow { name: own(name), what },
             E::NotFree { name, length, dpa, free, behind } => {
                 let (name, dpa, behind) = (own(name), dpa - start, own(behind));
                 E::NotFree { name, length, dpa, free, behind }

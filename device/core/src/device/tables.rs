@@ -553,7 +553,9 @@ impl Device {
             return Ok(());
         }
         let (name, length, dpa) = (info.name.clone(), info.length, info.dpa);
-        Err(TensorError::NotFree { name, length, dpa, free: begins - dpa, behind })
+        // A tensor of no bytes has none of its own: another's may lie on both sides of its place.
+        let free = begins.saturating_sub(dpa);
+        Err(TensorError::NotFree { name, length, dpa, free, behind })
     }
 
     /// Codes the windows of a tensor that were coded block by block, as far as there is room.
@@ -917,12 +919,18 @@ fn resized(info: &TensorInfo, length: u64) -> Result<Vec<u64>, TensorError> {
     let Some((_, inner)) = info.shape.split_first().filter(|(_, inner)| !inner.is_empty()) else {
         return Ok(Vec::new());
     };
-    let (elements, row) = (info.format.elements_in(length), inner.iter().product::<u64>());
+    let elements = info.format.elements_in(length);
+    if elements == info.elements {
+        // Also that of a tensor of no elements, whose rows may be larger than any.
+        return Ok(info.shape.clone());
+    }
+    let what = "a row of the shape";
+    let row = tensor::product_of(&info.name, what, inner)?;
     match elements.checked_rem(row) {
         Some(0) => Ok([&[elements / row], inner].concat()),
         _ => Err(TensorError::Size {
             name: info.name.clone(),
-            what: "a row of the shape",
+            what,
             value: row,
             elements,
             format: info.format,

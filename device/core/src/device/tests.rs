@@ -397,9 +397,8 @@ fn tensors_that_cannot_be_are_refused_by_name() {
     let kv = Layout::Kv(KvLayout::rows(0, 128));
     assert!(refusal(TensorSpec { layout: kv, ..spec("b", None, 4, Format::Bf16) }).contains("kv layout"));
     let shape = vec![u64::MAX, 2];
-    assert!(
-        refusal(TensorSpec { shape, ..spec("b", None, 4, Format::Bf16) }).contains("product of the shape")
-    );
+    let refused = refusal(TensorSpec { shape, ..spec("b", None, 4, Format::Bf16) });
+    assert!(refused.contains("the product of the shape passes 18446744073709551615"), "{refused}");
     assert!(device.create_view("nobody", "full").unwrap_err().to_string().contains("no tensor"));
 }
 

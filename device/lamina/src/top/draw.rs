@@ -8,7 +8,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row, Sparkline, Table};
 use serde_json::Value;
 
-use super::seen::{FormatRow, LatencyRow, Seen, TensorRow};
+use super::seen::{FormatRow, LatencyRow, LayerRow, Seen, TensorRow};
 use super::{Sort, Wanted};
 use crate::args::ApiAt;
 use crate::table::duration;
@@ -201,17 +201,28 @@ fn draw_views(frame: &mut Frame<'_>, area: Rect, seen: &Seen) {
     frame.render_widget(Table::new(rows, wide).header(head), area);
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small share, drawn")]
 fn draw_layers(frame: &mut Frame<'_>, area: Rect, seen: &Seen) {
-    let ratios: Vec<_> = seen.layers.iter().filter_map(|row| ratio(row.length, row.stored_bytes)).collect();
+    let ratios: Vec<_> = layer_ratios(&seen.layers);
     let most = ratios.iter().copied().fold(0.0, f64::max);
     let title = format!(
         "KV ratio, layers {} to {}, at most {most:.2}",
         seen.layers.first().map_or(0, |row| row.layer),
         seen.layers.last().map_or(0, |row| row.layer)
     );
-    let drawn: Vec<_> = ratios.iter().map(|ratio| (ratio * 100.0) as u64).collect();
-    frame.render_widget(Sparkline::default().block(Block::new().title(title.dim())).data(drawn), area);
+    frame.render_widget(
+        Sparkline::default().block(Block::new().title(title.dim())).data(drawn(&ratios)),
+        area,
+    );
+}
+
+/// The ratio of each layer in its place: zero of one of which nothing is stored.
+fn layer_ratios(layers: &[LayerRow]) -> Vec<f64> {
+    layers.iter().map(|row| ratio(row.length, row.stored_bytes).unwrap_or(0.0)).collect()
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small share, drawn")]
+fn drawn(ratios: &[f64]) -> Vec<u64> {
+    ratios.iter().map(|ratio| (ratio * 100.0) as u64).collect()
 }
 
 fn draw_tensors(frame: &mut Frame<'_>, area: Rect, seen: &Seen, wanted: &mut Wanted) {
@@ -322,6 +333,12 @@ mod tests {
             latency(&[row("base", "read", 9, 1), row("views", "read", 0, 0), row("base", "write", 7, 0)]),
             "base reads p50 2.00 ms p99 – now · base stores p50 5.00 µs p99 40.0 µs in all"
         );
+    }
+
+    #[test]
+    fn a_layer_of_which_nothing_is_stored_keeps_its_place() {
+        let row = |layer, stored_bytes| LayerRow { layer, length: 300, stored_bytes };
+        assert_eq!(layer_ratios(&[row(0, 200), row(1, 0), row(2, 100)]), [1.5, 0.0, 3.0]);
     }
 
     #[test]

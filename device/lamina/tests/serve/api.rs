@@ -290,7 +290,23 @@ fn bad_requests_get_a_reason_and_the_right_status() {
             ("POST", "/tensors", r#"{"name":"u","dpa":1,"length":2,"format":"bf16"}"#, 422, "4096"),
             ("POST", "/tensors", r#"{"name":"u","length":99999999,"format":"opaque"}"#, 507, "99999999"),
             ("POST", "/flush", r#"{"offset":16777216,"length":1}"#, 422, "pass the end"),
+            (
+                "POST",
+                "/flush",
+                r#"{"offset":9223372036854775808}"#,
+                422,
+                "the offset 0x8000000000000000 passes",
+            ),
             ("POST", "/flush", r#"{"offset":-1}"#, 400, "no request"),
+            ("POST", "/models", r#"{"path":""}"#, 422, "the path of a model is empty"),
+            ("POST", "/hosts/x/revoke", "{}", 404, "no host x shares this memory: it has no hosts"),
+            (
+                "POST",
+                "/tensors",
+                r#"{"name":"u","length":2,"format":"bf16","shape":[4294967296,4294967296]}"#,
+                422,
+                "the product of the shape passes 18446744073709551615 elements",
+            ),
             ("POST", "/discard", "", 400, "offset"),
             ("POST", "/discard", r#"{"offset":18446744073709551615,"length":2}"#, 422, "pass the end"),
         ];
@@ -390,6 +406,26 @@ fn only_loopback_addresses_are_listened_on() {
         assert!(!other.exists(), "nothing stays behind");
         let taken = served.runtime.block_on(async { Api::serve(control, &other, served.api.address()) });
         assert!(matches!(&taken, Err(ServeError::Tcp { .. })), "a port in use");
+    });
+}
+
+#[test]
+fn bodies_that_come_slowly_keep_nobody_out() {
+    within(60, || {
+        let served = Served::new();
+        let start = "POST /views HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{";
+        // As many as there are places.
+        let begin = |_| {
+            let mut stream = served.unix();
+            stream.write_all(start.as_bytes()).unwrap();
+            stream
+        };
+        let mut slow: Vec<_> = (0..64).map(begin).collect();
+        assert_eq!(served.ask("GET", "/stats", "").0, 200);
+        // One gave way before its body was late, which would have been an answer.
+        let mut said = Vec::new();
+        let _ = slow[0].read_to_end(&mut said);
+        assert!(said.is_empty(), "{}", String::from_utf8_lossy(&said));
     });
 }
 

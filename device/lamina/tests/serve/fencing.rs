@@ -148,7 +148,7 @@ fn a_pool_goes_on_without_a_host_that_stopped_and_refuses_it_afterwards() {
         let rig = Rig::new(3, &[]);
         let names: Vec<String> = (0..3).map(|host| format!("h{host}")).collect();
         let ctl = |host: usize| rig.run.ready["guests"][host]["ctl"].as_str().unwrap().to_owned();
-        let geometry = Geometry { nodes: 3, ..Geometry::fitting(SHARED as u64) };
+        let geometry = Geometry::fitting_for(SHARED as u64, 3);
         hosts::create(&rig.path(0, "base"), ctl(0).as_ref(), &geometry).unwrap();
         let timeout = Duration::from_millis(1500);
         let attach = |host: usize| -> Pool {

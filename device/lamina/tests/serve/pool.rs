@@ -103,6 +103,26 @@ fn what_is_refused_is_said_once_and_leaves_nothing() {
 }
 
 #[test]
+fn a_pool_for_many_nodes_is_no_longer_than_its_file() {
+    let place = Place::new();
+    let file = place.path("zeros");
+    fs::File::create(&file).unwrap().set_len(64 << 20).unwrap();
+    for name in ["zeros", "new"] {
+        let pool = place.text(name);
+        let made = told(&["create", &pool, "--size", "64M", "--nodes", "64", "--json"]);
+        assert_eq!(
+            fs::metadata(&pool).unwrap().len(),
+            if name == "zeros" { 64 << 20 } else { made["bytes"].as_u64().unwrap() }
+        );
+        assert!(made["bytes"].as_u64().unwrap() <= 64 << 20, "{made}");
+    }
+    let few = place.text("few");
+    let why = refused(&["create", &few, "--size", "2M", "--nodes", "64"]);
+    assert!(why.contains("a pool for 64 nodes takes") && why.contains("not 2097152"), "{why}");
+    assert!(!Path::new(&few).exists());
+}
+
+#[test]
 fn objects_are_kept_in_a_file_and_damage_is_found() {
     within(120, || {
         let place = Place::new();

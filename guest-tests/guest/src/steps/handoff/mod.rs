@@ -81,7 +81,7 @@ fn attach(plan: &HandoffPlan, region: &Arc<Region>, device: Device, begun: Insta
     let node = u32::try_from(position.context("the plan's own host is none of its hosts")?)?;
     if plan.side == Side::Prefill {
         let nodes = u32::try_from(plan.hosts.len())?;
-        Pool::create(region.clone(), &Geometry { nodes, ..Geometry::fitting(plan.pool.1) })?;
+        Pool::create(region.clone(), &Geometry::fitting_for(plan.pool.1, nodes))?;
     }
     let host = Arc::new(Hosts::new(plan.hosts.clone(), SILENCE, device));
     loop {
