@@ -9,6 +9,7 @@ mod common;
 mod differences;
 mod files;
 mod life;
+mod pools;
 mod precisions;
 mod scaled;
 mod served;
