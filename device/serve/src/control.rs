@@ -113,7 +113,7 @@ pub enum ControlError {
         length: u64,
     },
     /// There is no such host.
-    #[error("no host {host} shares this memory; there are: {}", hosts.join(", "))]
+    #[error("no host {host} shares this memory; {}", there_are(hosts))]
     NoHost {
         /// The name.
         host: String,
@@ -139,6 +139,14 @@ impl From<FilesError> for ControlError {
     }
 }
 
+/// What hosts there are, for who named another.
+fn there_are(hosts: &[String]) -> String {
+    match hosts {
+        [] => "it has no hosts, which `lamina serve --host` makes".to_owned(),
+        hosts => format!("there are: {}", hosts.join(", ")),
+    }
+}
+
 /// An export and the socket that its guest's control port is to be connected to.
 #[derive(Clone, Debug, Serialize)]
 pub struct ServedExport {
@@ -159,10 +167,8 @@ pub struct ServedStats {
     /// coherence.
     pub hosts: Vec<HostReport>,
     /// What is told of `files/`, if there are any.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub files: Option<FilesReport>,
     /// What the page cache holds of the mount's files, if it is bounded.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub page_cache: Option<PageCacheReport>,
     /// What pools on the mount tell.
     #[serde(flatten)]
