@@ -5,6 +5,7 @@
 
 mod advice;
 mod bad;
+mod clients;
 mod common;
 mod differences;
 mod files;
