@@ -65,6 +65,17 @@ pub enum PoolError {
         /// How many it may have.
         most: u32,
     },
+    /// A device's base window that holds more than a pool.
+    #[error(
+        "{path}: {holds} lie there, and a pool takes all of it: remove them first, or make the pool in files/ or in \
+         the base of a device that holds nothing else"
+    )]
+    Held {
+        /// The window.
+        path: std::path::PathBuf,
+        /// What the device says lies there.
+        holds: String,
+    },
     /// A name of no bytes.
     #[error("a name has no bytes: it must have at least one")]
     NoName,

@@ -78,8 +78,9 @@ pub fn memory(base: &Path, ctl: &Path) -> Result<Arc<dyn CxlMem>, PoolError> {
 /// Makes a pool in a region, to which no host may be attached.
 ///
 /// # Errors
-/// [`PoolError::File`], [`PoolError::Geometry`], [`PoolError::Mem`].
+/// [`PoolError::Held`], [`PoolError::File`], [`PoolError::Geometry`], [`PoolError::Mem`].
 pub fn create(base: &Path, ctl: &Path, geometry: &Geometry) -> Result<(), PoolError> {
+    local::check_holds_no_other(base)?;
     Pool::create(memory(base, ctl)?, geometry)
 }
 

@@ -16,7 +16,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use nix::unistd::{Whence, lseek};
-use rustix::fs::{XattrFlags, fsetxattr, fstatfs};
+use rustix::fs::{XattrFlags, fgetxattr, fsetxattr, fstatfs};
 
 use crate::class::Class;
 use crate::error::PoolError;
@@ -35,6 +35,8 @@ const MAX_REMOVED: u32 = 64;
 /// gigabyte or more is dropped and forgotten by the kernel.
 const MAX_BUSY: Duration = Duration::from_secs(10);
 const BUSY_PAUSE: Duration = Duration::from_millis(5);
+/// Bytes of an attribute's value at most, as the kernel has it.
+const MAX_SAID: usize = 64 << 10;
 const TIMEOUT: u64 = 2_000;
 const MAX_WAIT: u64 = 60_000;
 
@@ -177,6 +179,37 @@ pub fn holds_something(path: &Path) -> io::Result<bool> {
     }
 }
 
+/// Refuses a device's base window that holds files, models or tensors. A pool takes all of it, so
+/// whoever makes one there loses them, however sure they are. What is not there is not refused.
+///
+/// # Errors
+/// [`PoolError::Held`], [`PoolError::File`].
+pub fn check_holds_no_other(path: &Path) -> Result<(), PoolError> {
+    match open_to_look(path) {
+        Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(cause) => Err(PoolError::File { path: path.to_owned(), cause }),
+        Ok(file) => check_holds(&file, path),
+    }
+}
+
+/// [`check_holds_no_other`] of a file that is open.
+pub(crate) fn check_holds(file: &File, path: &Path) -> Result<(), PoolError> {
+    if !is_of_mount(file) {
+        return Ok(());
+    }
+    let mut said = vec![0; MAX_SAID];
+    let length = match fgetxattr(file, "user.lamina.holds", &mut said[..]) {
+        Ok(length) => length,
+        // Nothing lies there, it is no base window, or no device's mount.
+        Err(rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
+            return Ok(());
+        }
+        Err(why) => return Err(PoolError::File { path: path.to_owned(), cause: why.into() }),
+    };
+    said.truncate(length);
+    Err(PoolError::Held { path: path.to_owned(), holds: String::from_utf8_lossy(&said).into_owned() })
+}
+
 /// A lock that is given up at once when this goes, also if a process that was forked meanwhile has
 /// the file still.
 struct Locked<'f> {
@@ -228,8 +261,8 @@ fn made_file(path: &Path) -> Result<File, PoolError> {
 /// that was not there is not there either if this fails.
 ///
 /// # Errors
-/// [`PoolError::Node`] if a process is attached to the pool that is there; [`PoolError::File`],
-/// [`PoolError::Geometry`], [`PoolError::Mem`].
+/// [`PoolError::Node`] if a process is attached to the pool that is there; [`PoolError::Held`],
+/// [`PoolError::File`], [`PoolError::Geometry`], [`PoolError::Mem`].
 pub fn create(path: &Path, geometry: &Geometry) -> Result<(), PoolError> {
     create_declared(path, geometry, |_| Ok(()))
 }
@@ -247,6 +280,7 @@ pub fn create_declared(
     let fail = |cause| PoolError::File { path: path.to_owned(), cause };
     let bytes = geometry.bytes()?;
     let (file, is_new) = new_file(path)?;
+    check_holds(&file, path)?;
     let _nobody = Locked::nodes(&file)?;
     let metadata = file.metadata().map_err(fail)?;
     let make = || {

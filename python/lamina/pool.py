@@ -329,6 +329,7 @@ def create(
 
     A file that is there and not empty has its own size; others are made with ``size`` bytes, or "1G" and the like. One
     that holds something is refused without ``force``, with which that is lost; so is a devdax, of which nobody knows.
+    A mount's ``base`` in which files, models or tensors lie is refused with it, too.
 
     In a mount, ``format`` says what the objects' elements are, and ``kv`` that they are rows of a KV cache: channels of a
     row, and tokens of a window. Then the device codes the pool so: the file if it lies in ``files/``, or of ``base`` the

@@ -410,6 +410,7 @@ impl Pool {
                 return local::open_or_create(&path, &geometry, declare).map(|(pool, _)| pool);
             }
             let fail = |cause| PoolError::File { path: path.clone(), cause };
+            local::check_holds_no_other(&path)?;
             if !force && local::holds_something(&path).map_err(fail)? {
                 let cause = std::io::Error::other("it may hold what somebody wants; force=True has it lost");
                 return Err(fail(cause));

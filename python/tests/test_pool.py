@@ -775,6 +775,15 @@ def test_a_pool_in_the_base_window_is_a_tensor_where_its_objects_are(program, tm
             assert again.list() == [] and len(device) == 1
 
 
+def test_no_pool_takes_a_base_window_with_files(mounted):
+    precious = mounted / "files" / "precious"
+    precious.write_bytes(b"precious" * 1000)
+    for force in (False, True):
+        with pytest.raises(lamina.LaminaError, match="base: files/ lie there"):
+            create(mounted / "base", force=force)
+    assert precious.read_bytes() == b"precious" * 1000
+
+
 def test_a_mount_behind_a_symbolic_link_is_a_mount(mounted, tmp_path):
     (link := tmp_path / "link").symlink_to(mounted)
     (file := tmp_path / "file").symlink_to(mounted / "files" / "other")

@@ -8,9 +8,10 @@ use anyhow::{Context, Result, bail};
 use indicatif::{BinaryBytes, HumanCount};
 use lamina_codec::Codec;
 use lamina_codec::format::Format;
+use lamina_codec::kv::KvLayout;
 use lamina_device::analyze::derived::{DerivedReport, DerivedSums, derived};
 use lamina_device::analyze::layers::KvReport;
-use lamina_device::analyze::packkv::{PackKvReport, packkv};
+use lamina_device::analyze::packkv::{PackKvReport, Scales, packkv};
 use lamina_device::analyze::report::{Figures, RoundedReport, TensorReport};
 use lamina_device::analyze::{AnalyzeOptions, Report, plot};
 use lamina_device::layout::Layout;
@@ -32,7 +33,11 @@ pub(crate) fn analyze(args: &Analyze) -> Result<()> {
     if let Some(plot) = &args.plot {
         can_draw(plot, args.files.iter().chain(&args.base), &models)?;
     }
-    let options = AnalyzeOptions { codecs: args.codec.0.clone(), kv: args.kv };
+    // Tables tell what is exact; what a layout's loss would make is told as by --packkv.
+    let kv = args.kv.map(|kv| KvLayout { lossy: None, ..kv });
+    let lossy = args.kv.and_then(|kv| kv.lossy);
+    let scales = args.packkv.or(lossy.map(|lossy| Scales { k: lossy.scale, v: lossy.scale }));
+    let options = AnalyzeOptions { codecs: args.codec.0.clone(), kv };
     let meter = Meter::new("read");
     let report = lamina_device::analyze::analyze(&models, &options, |progress| {
         meter.show(&progress);
@@ -55,7 +60,7 @@ pub(crate) fn analyze(args: &Analyze) -> Result<()> {
         meter.finish();
         Some(report?)
     };
-    let packkv = match (args.packkv, args.kv) {
+    let packkv = match (scales, kv) {
         (Some(scales), Some(kv)) => {
             let meter = Meter::new("packed");
             let report = packkv(&models, kv, scales, |progress| {

@@ -25,7 +25,7 @@ use lamina_codec::packkv::Packing;
 use lamina_device::analyze::packkv::Scales;
 
 pub(crate) use self::advise::Advise;
-pub(crate) use self::api_at::ApiAt;
+pub(crate) use self::api_at::{ApiAt, socket_in};
 pub(crate) use self::boot::Boot;
 pub(crate) use self::device::DeviceArgs;
 pub(crate) use self::guests::{GuestExport, Guests, Member, folder_of, monitor_of};
@@ -203,8 +203,9 @@ pub(crate) struct Serve {
 /// What all client commands take.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Client {
-    /// The API's socket, or the address of --tcp, which is your own or root's.
-    #[arg(long, default_value_t, value_name = "PATH|ADDRESS:PORT")]
+    /// The API's socket, or the address of --tcp, which is your own or root's [default: that of the
+    /// device in the usual place, or else of the only one that is mounted].
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "PATH|ADDRESS:PORT")]
     pub(crate) api: ApiAt,
     /// Print JSON instead of a table.
     #[arg(long)]
@@ -215,8 +216,9 @@ pub(crate) struct Client {
 /// tensors, events. The same is on the page of its API, `lamina serve --tcp`.
 #[derive(Debug, Args)]
 pub(crate) struct Top {
-    /// The API's socket, or the address of --tcp, which is your own or root's.
-    #[arg(long, default_value_t, value_name = "PATH|ADDRESS:PORT")]
+    /// The API's socket, or the address of --tcp, which is your own or root's [default: that of the
+    /// device in the usual place, or else of the only one that is mounted].
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "PATH|ADDRESS:PORT")]
     pub(crate) api: ApiAt,
     /// Print one frame, and end.
     #[arg(long)]

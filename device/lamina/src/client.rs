@@ -2,6 +2,7 @@
 
 mod stats;
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -21,6 +22,7 @@ use tokio::task::JoinHandle;
 use crate::args::{ApiAt, Client, Discard, Flush, Poison, Snapshot, Tensor, TensorAdd, Upgrade, View};
 use crate::holder;
 use crate::meter::Meter;
+use crate::mount;
 use crate::out::{print_json, print_line};
 use crate::status::{NoDevice, Refused};
 use crate::table::{address, new_table, size, text};
@@ -55,18 +57,23 @@ trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
+/// Connects to the device whose socket this is, if who answers there is to be trusted.
+async fn connect_to(socket: &Path) -> Result<Box<dyn Stream>> {
+    let stream = UnixStream::connect(socket).await.with_context(|| {
+        NoDevice(format!(
+            "no device answers at {}: is `lamina serve` running, with this --run-dir? `lamina ls` shows what is mounted",
+            socket.display()
+        ))
+    })?;
+    peer::check(&stream, socket)?;
+    Ok(Box::new(stream))
+}
+
 /// Connects to the device at `api`, if who answers there is to be trusted.
 async fn connect(api: &ApiAt) -> Result<Box<dyn Stream>> {
     match api {
-        ApiAt::Socket(socket) => {
-            let stream = UnixStream::connect(socket).await.with_context(|| {
-                NoDevice(format!(
-                    "no device answers at {api}: is `lamina serve` running, with this --run-dir?"
-                ))
-            })?;
-            peer::check(&stream, socket)?;
-            Ok(Box::new(stream))
-        }
+        ApiAt::Usual => connect_to(&mount::usual_socket()?).await,
+        ApiAt::Socket(socket) => connect_to(socket).await,
         ApiAt::Address(address) => {
             ensure!(
                 address.ip().is_loopback(),
@@ -403,11 +410,7 @@ pub(crate) async fn watched<T>(
 /// The tensor that is asked for.
 fn spec(add: &TensorAdd) -> Result<TensorSpec> {
     let shape = add.shape.as_ref().map_or_else(Vec::new, |shape| shape.0.clone());
-    let of_shape = || {
-        let elements = shape.iter().try_fold(1_u64, |of, dimension| of.checked_mul(*dimension))?;
-        add.format.bytes_for(elements)
-    };
-    let length = add.length.or_else(of_shape);
+    let length = add.length.or_else(|| add.format.bytes_for(elements_of(&shape)?));
     let length = length.with_context(|| {
         format!("{}: elements of {} do not fill whole bytes, or pass 64 bits", add.name, add.format)
     })?;
@@ -415,7 +418,8 @@ fn spec(add: &TensorAdd) -> Result<TensorSpec> {
         name: add.name.clone(),
         dpa: add.at,
         length,
-        elements: None,
+        // A length may hold an element more: half a byte is a number of its own.
+        elements: elements_of(&shape),
         shape,
         format: add.format,
         layout: layout(add)?,
@@ -424,11 +428,20 @@ fn spec(add: &TensorAdd) -> Result<TensorSpec> {
     })
 }
 
+/// The elements of a shape, if one is given and 64 bits can count them.
+fn elements_of(shape: &[u64]) -> Option<u64> {
+    let product = shape.iter().try_fold(1_u64, |of, dimension| of.checked_mul(*dimension));
+    product.filter(|_| !shape.is_empty())
+}
+
 /// The layout that is asked for. Weights are coded with loss only if that is said twice.
 fn layout(add: &TensorAdd) -> Result<Layout> {
     let TensorAdd { name, kv, lossy, .. } = add;
     match (kv, lossy) {
-        (Some(kv), lossy) => Ok(Layout::Kv(KvLayout { lossy: *lossy, ..*kv })),
+        (Some(KvLayout { lossy: Some(_), .. }), Some(_)) => {
+            bail!("{name}: its loss is said twice: leave out --lossy, or what --kv has of it")
+        }
+        (Some(kv), lossy) => Ok(Layout::Kv(KvLayout { lossy: lossy.or(kv.lossy), ..*kv })),
         (None, None) => Ok(Layout::Weight),
         (None, Some(_)) if !add.force_lossy => bail!(
             "{name}: what is no KV cache may hold weights, which lossy coding would change: say --kv CHANNELS[,WINDOW] if \
@@ -474,10 +487,10 @@ pub(crate) async fn discard(command: &Discard) -> Result<()> {
         let found = rows(&tensors)?.iter().find(|tensor| tensor["name"] == command.what.as_str());
         let place = found.and_then(|tensor| Some((tensor["dpa"].as_u64()?, tensor["length"].as_u64()?)));
         place.with_context(|| {
-            format!(
+            Refused(format!(
                 "no tensor is called {:?}; a range is given by its DPA and its bytes, see `lamina tensors`",
                 command.what
-            )
+            ))
         })?
     };
     let range = json!({ "offset": offset, "length": length });

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 
 use anyhow::{Context, Result, bail};
 use hyper::Method;
@@ -23,6 +23,7 @@ use tokio::process::{Child, Command};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use self::find::Found;
+pub(crate) use self::find::usual_socket;
 use crate::args::{ApiAt, LoadModel, Ls, Mount, Rm, Shown, Umount};
 use crate::client::{ask, escaped, rows, watched};
 use crate::holder;
@@ -46,11 +47,15 @@ const SHOWN_LINES: usize = 5;
 pub(crate) async fn mount(args: Mount) -> Result<()> {
     let Mount { mut words, bases, shown, image, capacity, files, write_cache, foreground, json } = args;
     let dir = words.pop().context("say where to mount")?;
+    if words.is_empty() && (dir.is_file() || ModelPlan::open(&dir, &name_of(&dir)).is_ok()) {
+        bail!("say where to mount {0}: `lamina mount {0} DIR`", dir.display());
+    }
     let wish = files.is_none();
     let files = files.unwrap_or(if capacity.is_none() { FILES } else { 0 });
     if words.is_empty() && image.is_none() && capacity.is_none() && files == 0 {
         bail!(
-            "say which models to mount, and where: `lamina mount MODEL… DIR`; an empty device has a --capacity"
+            "say which models to mount, and where: `lamina mount MODEL… DIR`; without any, and without --files, \
+             say the device's --capacity"
         );
     }
     if let Some(model) = words.iter().find(|model| dir.starts_with(model) || **model == dir) {
@@ -97,9 +102,10 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
     let mut device = match start(files, &mut signals).await {
         // An image from before has what it has. That it has no files/ is said, and no error.
         Err(why) if wish && files > 0 && !new && !why.is::<Interrupted>() => {
-            let device = start(0, &mut signals).await.map_err(|also| {
-                if also.is::<Interrupted>() { also } else { anyhow::anyhow!(out::reason(&why)) }
-            })?;
+            let device = match start(0, &mut signals).await {
+                Err(also) if !also.is::<Interrupted>() => return Err(why),
+                started => started?,
+            };
             tracing::warn!("{} has no files/: {}", dir.display(), out::reason(&why));
             device
         }
@@ -176,6 +182,16 @@ impl Signals {
 #[error("interrupted; nothing is mounted")]
 struct Interrupted;
 
+/// A device ended before it was mounted.
+#[derive(Debug, thiserror::Error)]
+#[error("the device did not start ({status}){}{last}", if .last.is_empty() { "" } else { ":\n" })]
+pub(crate) struct NotStarted {
+    /// What it ended with.
+    pub(crate) status: ExitStatus,
+    /// What it said last.
+    last: String,
+}
+
 /// Starts a device and waits until it answers.
 ///
 /// # Errors
@@ -229,7 +245,7 @@ async fn start(
     let text = if foreground { String::new() } else { fs::read_to_string(log).unwrap_or_default() };
     let lines: Vec<_> = text.lines().collect();
     let last = lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n");
-    bail!("the device did not start ({status}){}{last}", if last.is_empty() { "" } else { ":\n" });
+    bail!(NotStarted { status, last });
 }
 
 /// Tells a device to bring everything to its image and end, as [`holder::stop`] does, but from its

@@ -128,6 +128,7 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
             Handle::current().block_on(fence(&host, undo, &client))?;
         }
         PoolCommand::Create { file, size, nodes, force, holds, json } => {
+            local::check_holds_no_other(&file)?;
             if !force && local::holds_something(&file).with_context(|| file.display().to_string())? {
                 bail!("{}: it may hold what somebody wants; --force has it lost", file.display());
             }
@@ -200,7 +201,8 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
                 told(&json!({ "removed": removed, "missing": missing }))?;
             }
             if !missing.is_empty() {
-                bail!("there is no object {missing:?}");
+                let missing: Vec<_> = missing.iter().map(|name| format!("{name:?}")).collect();
+                bail!("there is no object {}", missing.join(", "));
             }
         }
         PoolCommand::Serve(at) => serve(&at)?,

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use lamina_pool::PoolError;
 
+use crate::mount::NotStarted;
 use crate::out::Unprinted;
 
 /// What the program ends with.
@@ -46,8 +47,13 @@ impl Status {
             Self::ReaderGone
         } else if why.downcast_ref::<NoDevice>().is_some() {
             Self::NoDevice
-        } else if why.downcast_ref::<Refused>().is_some() {
+        } else if why.downcast_ref::<Refused>().is_some() || why.chain().any(is_held) {
             Self::Refused
+        } else if let Some(ended) = why.downcast_ref::<NotStarted>() {
+            // What the device ended with says what failed.
+            let code = ended.status.code();
+            let own = Self::ALL.into_iter().find(|(own, _)| code == Some(*own as i32));
+            own.map_or(Self::Failed, |(own, _)| own)
         } else if why.chain().any(|why| why.is::<io::Error>() || is_file_of_pool(why)) {
             Self::Io
         } else {
@@ -68,6 +74,11 @@ impl Status {
 /// Whether a pool's file is what failed. That says the system's error itself, and has none below.
 fn is_file_of_pool(why: &(dyn std::error::Error + 'static)) -> bool {
     matches!(why.downcast_ref(), Some(PoolError::File { .. }))
+}
+
+/// Whether a device says that a pool would take what is somebody's.
+fn is_held(why: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(why.downcast_ref(), Some(PoolError::Held { .. }))
 }
 
 impl From<Status> for ExitCode {

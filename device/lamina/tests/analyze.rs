@@ -207,6 +207,18 @@ fn packkv_is_told_beside_kivi_as_the_paper_counts_and_whole() {
     assert!(refused(&[&kv, "--packkv"]).contains("--kv"));
 }
 
+#[test]
+fn a_layout_with_loss_is_told_exactly_and_packed() {
+    let kv = bundled("stories260K-kv-bf16.safetensors");
+    let report = |layout: &str, more: &[&str]| -> Value {
+        let words = [&[kv.as_str(), "--codec", "zstd", "--json", "--kv", layout], more].concat();
+        serde_json::from_str(&printed(&words)).unwrap()
+    };
+    let lossy = report("32,64,lossy=packkv:0.2", &[]);
+    assert_eq!(lossy, report("32,64", &["--packkv=0.2,0.2"]));
+    assert_eq!(lossy["packkv"]["k"]["scale"], 0.2);
+}
+
 /// The bundled weights as a fine-tune would leave them: made here, as no pair of models is at hand.
 /// One element in `every` is `ulps` steps of bf16 from where it was, and one tensor in four is
 /// frozen.

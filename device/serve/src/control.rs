@@ -125,7 +125,7 @@ pub enum ControlError {
         length: u64,
     },
     /// There is no such host.
-    #[error("no host {host} shares this memory{}", those(hosts))]
+    #[error("no host {host} shares this memory; {}", there_are(hosts))]
     NoHost {
         /// The name.
         host: String,
@@ -145,18 +145,17 @@ pub enum ControlError {
     Log(FileError),
 }
 
-/// Which hosts there are.
-fn those(hosts: &[String]) -> String {
-    if hosts.is_empty() {
-        ": it has no hosts, which `lamina serve --host` names".to_owned()
-    } else {
-        format!("; there are: {}", hosts.join(", "))
-    }
-}
-
 impl From<FilesError> for ControlError {
     fn from(why: FilesError) -> Self {
         Self::Files(Box::new(why))
+    }
+}
+
+/// What hosts there are, for who named another.
+fn there_are(hosts: &[String]) -> String {
+    match hosts {
+        [] => "it has no hosts, which `lamina serve --host` makes".to_owned(),
+        hosts => format!("there are: {}", hosts.join(", ")),
     }
 }
 
@@ -180,10 +179,8 @@ pub struct ServedStats {
     /// coherence.
     pub hosts: Vec<HostReport>,
     /// What is told of `files/`, if there are any.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub files: Option<FilesReport>,
     /// What the page cache holds of the mount's files, if it is bounded.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub page_cache: Option<PageCacheReport>,
     /// What pools on the mount tell.
     #[serde(flatten)]

@@ -51,6 +51,7 @@ use lamina_files::{Files, PART};
 use super::export::Export;
 use super::export_file::ExportFile;
 use super::files::{self, FILES, FileTransfer};
+use super::held_bytes::{HOLDS, held};
 use super::models::{self, MODELS, Models};
 use super::request_buffer::bytes_of;
 use super::served_pages::PAGE_BYTES;
@@ -740,6 +741,11 @@ impl FileSystem for WindowFs {
                 files.attribute(inode, name.to_bytes()).map_err(|why| files::said(&why))?
             }
             // Not ENOSYS, after which the kernel would ask no more.
+            _ if name == HOLDS => {
+                let base = self.tree.file(inode).filter(|(_, which)| *which == ExportFile::Base);
+                let held = base.and_then(|(export, _)| held(&self.tree, export.partition()));
+                held.ok_or_else(|| errno(libc::ENODATA))?.into_bytes()
+            }
             _ => {
                 let api = self.tree.api().filter(|_| inode == ROOT && name == API);
                 api.ok_or_else(|| errno(libc::ENODATA))?.as_os_str().as_encoded_bytes().to_vec()

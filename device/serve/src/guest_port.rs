@@ -22,11 +22,12 @@
 //! | `{"op":"detach_tensor","name":…}` | `{"ok":true,"tensor":{…}}` of the tensor, which has no base any more |
 //! | `{"op":"stats"}` | `{"ok":true,"stats":{…}}` |
 //! | `{"op":"evict","ranges":[[offset,length],…]}` | `{"ok":true}` when these parts of the views window are in no cache; what passes its end is ignored |
-//! | `{"op":"revoke","host":…}` | `{"ok":true}` when that host's stores reach nobody any more |
+//! | `{"op":"revoke","host":…}` | `{"ok":true}` when this other host has no access any more |
 //! | anything else | `{"ok":false,"error":"…"}` |
 //!
-//! Who asks again what it got no answer to says so: `"again":true`. Then what comes is found if it
-//! is there as asked for, and what goes may have gone.
+//! Who asks again what it got no answer to says so of `create_tensors`, `remove_tensor` and
+//! `remove_view`: `"again":true`. Then what comes is found if it is there as asked for, and what
+//! goes may have gone. The others may be asked again as they are.
 //!
 //! A guest is not trusted: a line has at most [`MAX_LINE`] bytes, what is longer or no request gets
 //! an error and the connection goes on with the next line. Empty lines are ignored; a guest program
@@ -381,6 +382,21 @@ mod tests {
     use crate::fuse::{Mount, MountOptions};
     use crate::held_mount::fuse_present;
     use crate::mount_point::MountPoint;
+
+    #[test]
+    fn the_documents_name_every_request() {
+        // What serde says of a request that there is not: the names of those there are.
+        let known = serde_json::from_str::<Request>(r#"{"op":"nothing"}"#).unwrap_err().to_string();
+        let known: Vec<_> = known.split('`').skip(1).step_by(2).filter(|name| *name != "nothing").collect();
+        assert!(known.len() > 10, "{known:?}");
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+        let document = std::fs::read_to_string(format!("{root}/docs/attach.md")).unwrap();
+        let (_, section) = document.split_once("## What a guest may ask").unwrap();
+        for name in known {
+            assert!(section.contains(&format!("`{name}`")), "docs/attach.md: {name}");
+            assert!(include_str!("guest_port.rs").contains(&format!("//! | `{{\"op\":\"{name}\"")), "{name}");
+        }
+    }
 
     #[test]
     fn a_guest_makes_no_tensor_of_the_devices_own_names() {

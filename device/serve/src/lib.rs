@@ -29,6 +29,7 @@ pub(crate) mod fuse_workers;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod guest_port;
+mod held_bytes;
 mod held_mount;
 pub mod host_cache;
 pub(crate) mod http;

@@ -66,11 +66,15 @@ impl MountPoint {
             while let Some(mounted) = Mounted::at(&path)? {
                 mounted.clear(&path)?;
             }
-            if let Some(point) = Self::lock(&path)? {
-                break point;
-            }
+            let why = match Self::lock(&path) {
+                Ok(Some(point)) => break point,
+                Ok(None) => ServeError::MountPointTaken { path: path.clone() },
+                // Who had it has removed what it lay in meanwhile, or nobody can make it there.
+                Err(why) if is_missing(&why) => why,
+                Err(why) => return Err(why),
+            };
             if begun.elapsed() > TIMEOUT {
-                return Err(ServeError::MountPointTaken { path });
+                return Err(why);
             }
             thread::sleep(AGAIN);
         };
@@ -90,8 +94,6 @@ impl MountPoint {
         let failed = |source| ServeError::MountPoint { path: path.to_owned(), source };
         let made = match make(path) {
             Ok(made) => made,
-            // Who had it has removed what it lay in meanwhile.
-            Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(why) => return Err(failed(why)),
         };
         // Who may remove it takes the mount away with it.
@@ -106,9 +108,7 @@ impl MountPoint {
         let opened = private.and_then(|_| directory.open(path).map_err(failed));
         let directory = match opened {
             // Who had it has removed it.
-            Err(ServeError::MountPoint { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-                return Ok(None);
-            }
+            Err(why) if is_missing(&why) => return Ok(None),
             Err(why) => {
                 remove(&made);
                 return Err(why);
@@ -162,6 +162,11 @@ impl Drop for MountPoint {
     fn drop(&mut self) {
         remove(&self.made);
     }
+}
+
+/// Whether there is no directory, or none in which it could be made.
+fn is_missing(why: &ServeError) -> bool {
+    matches!(why, ServeError::MountPoint { source, .. } if source.kind() == io::ErrorKind::NotFound)
 }
 
 /// Makes the directory and what is missing above it, for this user alone: what was made, the

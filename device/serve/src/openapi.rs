@@ -86,7 +86,7 @@ fn paths() -> Value {
             "parameters": [name("The host's name")],
             "post": changing("admitHost", "Gives a host its access back; it begins as one that holds nothing", None, vec![done()]),
         },
-        "/flush": { "post": changing("flush", "Makes stores to a range of the base window visible in every view", Some(of("FlushRange")), vec![done()]) },
+        "/flush": { "post": optional(changing("flush", "Makes stores to a range of the base window visible in every view; without a body to all of it", Some(of("FlushRange")), vec![done()])) },
         "/discard": { "post": changing("discard", "Drops a range of the base window, which reads as zero then", Some(of("Range")), vec![done()]) },
         "/models": {
             "get": operation("models", "The models that are shown as files", vec![answer("200", &of("Models"))]),
@@ -108,6 +108,7 @@ fn operation(id: &str, summary: &str, answers: Vec<(&str, Value)>) -> Value {
         answers.into_iter().map(|(status, answer)| (status.to_owned(), answer)).collect();
     for (status, means) in [
         ("4XX", "It is refused, and why"),
+        ("500", "The device failed, and how"),
         ("503", "The device is ending"),
         ("507", "There is no space for it"),
     ] {
@@ -131,6 +132,12 @@ fn changing(id: &str, summary: &str, body: Option<Value>, answers: Vec<(&str, Va
             }]);
         }
     }
+    operation
+}
+
+/// The same of what may come without its body.
+fn optional(mut operation: Value) -> Value {
+    operation["requestBody"]["required"] = json!(false);
     operation
 }
 
@@ -207,26 +214,8 @@ fn schemas() -> Value {
         "Range": object(&range),
         "FlushRange": object(&[("offset?", count()), ("length?", or_null(&count()))]),
         "ViewName": object(&[("tensor", string()), ("spelling", string())]),
-        "Layout": { "oneOf": [
-            object(&[("kind", json!({ "const": "weight" }))]),
-            object(&[
-                ("kind", json!({ "const": "kv" })),
-                ("channels", count()),
-                ("window", count()),
-                ("stride?", or_null(&count())),
-                ("paged?", or_null(&object(&[("groups", count()), ("block", count())]))),
-            ]),
-            object(&[
-                ("kind", json!({ "const": "lossy_kv" })),
-                ("channels", count()),
-                ("window", count()),
-                ("lossy", json!({ "oneOf": [string(), object(&[
-                    ("scale?", json!({ "type": "number", "minimum": RelativeScale::MIN, "maximum": 1 })),
-                    ("repack?", json!({ "enum": Repack::ALL.map(Repack::name) })),
-                    ("pack?", json!({ "enum": PackTokens::ALL.map(PackTokens::tokens) })),
-                ])] })),
-            ]),
-        ] },
+        "Layout": layout("window"),
+        "LayoutSpec": layout("window?"),
         "TensorSpec": object(&[
             ("name", json!({ "type": "string", "minLength": 1, "maxLength": MAX_NAME_BYTES })),
             ("dpa?", or_null(&count())),
@@ -234,7 +223,7 @@ fn schemas() -> Value {
             ("elements?", or_null(&count())),
             ("shape?", counts()),
             ("format", format()),
-            ("layout?", of("Layout")),
+            ("layout?", of("LayoutSpec")),
             ("codec?", or_null(&codec())),
             ("base?", or_null(&string())),
         ]),
@@ -398,6 +387,32 @@ fn schemas() -> Value {
             ("views_gone", json!({ "type": "array", "items": { "type": "array", "items": string() } })),
         ]),
     })
+}
+
+/// A tensor's layout. What is answered always has the tokens of a window.
+fn layout(window: &str) -> Value {
+    let string = || json!({ "type": "string" });
+    let count = || json!({ "type": "integer", "minimum": 0, "maximum": u64::MAX });
+    json!({ "oneOf": [
+        object(&[("kind", json!({ "const": "weight" }))]),
+        object(&[
+            ("kind", json!({ "const": "kv" })),
+            ("channels", count()),
+            (window, count()),
+            ("stride?", or_null(&count())),
+            ("paged?", or_null(&object(&[("groups", count()), ("block", count())]))),
+        ]),
+        object(&[
+            ("kind", json!({ "const": "lossy_kv" })),
+            ("channels", count()),
+            (window, count()),
+            ("lossy", json!({ "oneOf": [string(), object(&[
+                ("scale?", json!({ "type": "number", "minimum": RelativeScale::MIN, "maximum": 1 })),
+                ("repack?", json!({ "enum": Repack::ALL.map(Repack::name) })),
+                ("pack?", json!({ "enum": PackTokens::ALL.map(PackTokens::tokens) })),
+            ])] })),
+        ]),
+    ] })
 }
 
 /// What `/stats` answers, by the declared figures. Objects that a device may lack are not required.

@@ -29,7 +29,7 @@ use lamina_device::counters::{Place, Scope, Section};
 use lamina_device::device::Partition;
 use lamina_device::figures;
 use lamina_files::{Files, POOL};
-use lamina_pool::{NodeCounts, Overview};
+use lamina_pool::{NodeCounts, Occupancy, Overview};
 
 use super::export::Export;
 use super::files::{FOLDER, inode_of};
@@ -55,9 +55,9 @@ figures! {
             /// Bytes of its chunks.
             capacity_bytes: u64 = Gauge "capacity" Bytes;
             /// Bytes of the chunks that its nodes took.
-            taken_bytes: u64 = Gauge "taken" Bytes;
+            taken_bytes: Option<u64> = Gauge "taken" Bytes;
             /// Bytes of the objects and blocks that are ready.
-            ready_bytes: u64 = Gauge "ready" Bytes;
+            ready_bytes: Option<u64> = Gauge "ready" Bytes;
             /// Bytes that the device stores of its file, or of its window, tables included.
             device_bytes: Option<u64> = Gauge "device" Bytes;
             /// Ready bytes by those that the device stores.
@@ -65,13 +65,13 @@ figures! {
             /// Slots of its table: each is for an object or a block.
             slots: u64 = Gauge "slots" Count;
             /// Slots that are in use, by state: a writer fills it.
-            reserved: u64 = Gauge "used_slots" { state = "reserved" } Count;
+            reserved: Option<u64> = Gauge "used_slots" { state = "reserved" } Count;
             /// Slots that are in use: a block is ready.
-            blocks: u64 = Gauge "used_slots" { state = "block" } Count;
+            blocks: Option<u64> = Gauge "used_slots" { state = "block" } Count;
             /// Slots that are in use: an object is ready.
-            objects: u64 = Gauge "used_slots" { state = "object" } Count;
+            objects: Option<u64> = Gauge "used_slots" { state = "object" } Count;
             /// Slots that are in use: what it held was evicted or removed, and it is not free yet.
-            evicting: u64 = Gauge "used_slots" { state = "evicting" } Count;
+            evicting: Option<u64> = Gauge "used_slots" { state = "evicting" } Count;
             /// Nodes that are attached.
             nodes: u64 = Gauge "nodes" Count;
             /// Gets and lookups that found what they wanted, of all nodes since the pool was made.
@@ -145,9 +145,9 @@ figures! {
         }
         figures {
             /// Bytes of the objects and blocks that are ready.
-            ready_bytes: u64 = Gauge "ready" Bytes;
+            ready_bytes: Option<u64> = Gauge "ready" Bytes;
             /// Bytes of the chunks that its nodes took.
-            taken_bytes: u64 = Gauge "taken" Bytes;
+            taken_bytes: Option<u64> = Gauge "taken" Bytes;
             /// Bytes that the device stores of the parts of this class of a file in `files/`; the
             /// pool's tables are of its own.
             device_bytes: Option<u64> = Gauge "device" Bytes;
@@ -202,19 +202,21 @@ impl PoolReport {
         let all =
             |count: fn(&NodeCounts) -> u64| overview.nodes.iter().map(count).fold(0, u64::saturating_add);
         let (hits, misses) = (all(|node| node.hits), all(|node| node.misses));
-        let held = overview.occupancy.unwrap_or_default();
+        // Nobody has counted yet: null, and not zero.
+        let held = |count: fn(&Occupancy) -> u64| overview.occupancy.as_ref().map(count);
+        let ready_bytes = held(|held| held.ready_bytes);
         Self {
             name: name.to_owned(),
             capacity_bytes: overview.bytes,
-            taken_bytes: held.taken_bytes,
-            ready_bytes: held.ready_bytes,
+            taken_bytes: held(|held| held.taken_bytes),
+            ready_bytes,
             device_bytes,
-            ratio: device_bytes.and_then(|stored| part(held.ready_bytes, stored)),
+            ratio: device_bytes.zip(ready_bytes).and_then(|(stored, ready)| part(ready, stored)),
             slots: overview.slots,
-            reserved: held.reserved,
-            blocks: held.blocks,
-            objects: held.objects,
-            evicting: held.evicting,
+            reserved: held(|held| held.reserved),
+            blocks: held(|held| held.blocks),
+            objects: held(|held| held.objects),
+            evicting: held(|held| held.evicting),
             nodes: overview.attached.len() as u64,
             hits,
             misses,
@@ -265,13 +267,15 @@ impl PoolClassReport {
         let pool = name.to_owned();
         overview.classes.iter().enumerate().map(move |(number, share)| {
             let device_bytes = stored.get(number).copied();
+            let counted = |bytes: u64| overview.occupancy.is_some().then_some(bytes);
+            let ready_bytes = counted(share.ready_bytes);
             Self {
                 pool: pool.clone(),
                 class: if share.class.is_empty() { "own".to_owned() } else { share.class.clone() },
-                ready_bytes: share.ready_bytes,
-                taken_bytes: share.taken_bytes,
+                ready_bytes,
+                taken_bytes: counted(share.taken_bytes),
                 device_bytes,
-                ratio: device_bytes.and_then(|stored| part(share.ready_bytes, stored)),
+                ratio: device_bytes.zip(ready_bytes).and_then(|(stored, ready)| part(ready, stored)),
             }
         })
     }

@@ -28,7 +28,7 @@ use super::files;
 use super::ranges::place;
 
 /// What the names of tensors of pools begin with. Behind it is where they begin.
-const TENSOR: &str = "pool@";
+pub(super) const TENSOR: &str = "pool@";
 
 /// Has a part of an export's window be of a class from now on, as the value of [`PART`] says. The
 /// other exports may show the same.

@@ -723,6 +723,38 @@ mod tests {
     }
 
     #[test]
+    fn a_reader_of_the_document_finds_every_part() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format.md");
+        let document = std::fs::read_to_string(path).unwrap();
+        // The number behind `name (` in the list of parts, in bytes.
+        let (_, parts) = document.split_once("in this order: ").unwrap();
+        let bytes = |name: &str| -> u64 {
+            let (_, said) = parts.split_once(&format!("{name} (")).expect(name);
+            said.split(' ').next().unwrap().parse().expect(name)
+        };
+        let superblock = superblock();
+        let blocks = superblock.base_bytes / 4096;
+        let lengths = [
+            2 * (32 << 20), // tables
+            8 << 20,        // counters
+            bytes("journal"),
+            superblock.open_windows * bytes("staged KV windows"),
+            blocks,
+            bytes("plane index") * blocks,
+            superblock.store_bytes,
+        ];
+        let mut at = 2 << 20;
+        let found = lengths.map(|length| {
+            let part = at..at + length;
+            at = part.end.next_multiple_of(2 << 20);
+            part
+        });
+        let Layout { tables, counters, journal, staging, gcomp, index, segments, .. } =
+            Layout::of(&superblock).unwrap();
+        assert_eq!(found, [tables, counters, journal, staging, gcomp, index, segments]);
+    }
+
+    #[test]
     fn memory_for_a_ledger_is_never_cut_short_and_keeps_that_a_sync_failed() {
         let ledger = Image::new_ledger().unwrap();
         assert!(!ledger::has_failed(&ledger));

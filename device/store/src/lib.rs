@@ -110,7 +110,8 @@ pub enum StoreError {
     },
     /// No segment is free.
     #[error(
-        "the store is full: no segment of {wanted} bytes is free, {used} of {capacity} bytes are in use; \
+        "the store is full: no segment of {wanted} bytes is free, {used} of {capacity} bytes are in use, and \
+         of the others a reserve is for what takes the place of something; \
          discard tensors, or start a new device with a larger --store-capacity (an image keeps its own)"
     )]
     Full {

@@ -328,3 +328,23 @@ fn granules(bytes: usize) -> usize {
 fn index(segment: u64) -> usize {
     usize::try_from(segment).expect("a segment of this store")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_document_says_how_large_the_reserve_is() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operation.md");
+        let document = std::fs::read_to_string(path).unwrap();
+        for (store, kept) in [(8, 1), (32, 4), (256, 8)] {
+            let chunks = |mib: usize| (mib << 20) / UNIT_BYTES;
+            assert_eq!(reserve(chunks(store)), chunks(kept), "of {store}M");
+            assert!(document.contains(&format!("of {store}M {kept} MiB")), "of {store}M");
+        }
+        let most = format!("at most {MAX_GRANULES} chunks of {} KiB", UNIT_BYTES >> 10);
+        assert!(document.contains(&most) && document.contains("beyond 130 MiB a 32nd"), "{most}");
+        let turn = (130 << 20) / UNIT_BYTES;
+        assert!(reserve(turn) == MAX_GRANULES && reserve(turn + 32) > MAX_GRANULES);
+    }
+}

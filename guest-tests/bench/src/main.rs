@@ -30,7 +30,7 @@ use serde::Serialize;
 
 /// Measures the device, each thing beside its peer in the same run.
 #[derive(Debug, Parser)]
-#[command(name = "./x bench", version)]
+#[command(name = "./x bench", bin_name = "./x bench", version)]
 struct Cli {
     #[command(subcommand)]
     what: Option<What>,

@@ -78,6 +78,7 @@ const TEXT_TOKENS: usize = 512;
 #[derive(Debug, Parser)]
 #[command(
     name = "./x run",
+    bin_name = "./x run",
     version,
     after_help = "\
 Examples:
@@ -93,10 +94,11 @@ Examples:
   ./x run --workload decode --views full,e8m2 --policy window:64 --policy top:3=full,*=e8m1 --prompt 'Tom had a dog'
 
 Views: full · eXmY keeps X exponent and Y mantissa bits · +gN rounds with N more bits fetched · +dN rounds the exponent so ·
-:packed packs the elements · bf16 fp8_e4m3fn fp8_e5m2 convert · int4 int2 of int8. Views that a tensor's format cannot give are skipped and listed.
+:packed packs the elements · bf16 fp8_e4m3fn fp8_e5m2 fp6_e3m2 fp6_e2m3 fp4_e2m1 convert · int4 int2 of int8, int2 of int4. Views that a tensor's format cannot give are skipped and listed.
 
 Policies of the KV cache: full · window:N reads the last N tokens · top:K the K best pages · top:K=VIEW,K=VIEW,… the K best in one view, the next in
-another; * for a count takes the rest · quest: in place of top: ranks the pages for each head.
+another; * for a count takes the rest · quest: in place of top: ranks the pages for each head · packkv:SCALE packs full windows with loss, in
+steps of SCALE of what a token's values span.
 
 Models of a decoder: a safetensors file in bf16 with its shape in the metadata, as the bundled one · a GGUF file of a Llama with GPT-2's
 vocabulary, whose tensors become bf16 · smollm2, which is SmolLM2-135M (98 MB, Apache-2.0), fetched once. A model in a GGUF file writes a text in the

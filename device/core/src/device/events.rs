@@ -146,10 +146,10 @@ impl Events {
         match step(&self.level, &LEVELS, above, |level| !above(level - MARGIN)) {
             Some(Step::Past(level)) => self.say(
                 Kind::StoreAbove,
-                format!("more than {level} % of the store are in use: discard what is not needed"),
+                format!("more than {level} % of the store without its reserve are in use: discard what is not needed"),
             ),
             Some(Step::Back(level)) => {
-                self.say(Kind::StoreBelow, format!("less than {level} % of the store are in use again"));
+                self.say(Kind::StoreBelow, format!("less than {level} % of the store without its reserve are in use again"));
             }
             None => {}
         }

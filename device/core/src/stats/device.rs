@@ -122,7 +122,7 @@ counters! {
                 let written = if given.mode == Mode::Plain { stored } else { it.written_bytes() };
                 ratio(written, stored)
             };
-            /// Bytes that the store can hold.
+            /// Bytes that the store can hold, its reserve included.
             store_capacity_bytes: u64 = Gauge "store_capacity" Bytes, |_, given| given.store_capacity;
             /// Bytes left of the host's memory, or of what a control group allows; null if the
             /// device does not look.

@@ -11,6 +11,8 @@ use super::values::run_dir;
 /// Where a device's API answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ApiAt {
+    /// Nothing was said: that of the device in the usual place, or of the only one that is mounted.
+    Usual,
     /// A Unix socket.
     Socket(PathBuf),
     /// `lamina serve --tcp`.
@@ -20,8 +22,13 @@ pub(crate) enum ApiAt {
 impl ApiAt {
     /// The socket of a device whose sockets are in `run_dir`.
     pub(crate) fn in_dir(run_dir: &Path) -> Self {
-        Self::Socket(run_dir.join("api.sock"))
+        Self::Socket(socket_in(run_dir))
     }
+}
+
+/// The API's socket of a device whose sockets are in `run_dir`.
+pub(crate) fn socket_in(run_dir: &Path) -> PathBuf {
+    run_dir.join("api.sock")
 }
 
 impl Default for ApiAt {
@@ -39,8 +46,11 @@ impl From<PathBuf> for ApiAt {
 impl FromStr for ApiAt {
     type Err = Infallible;
 
-    /// `ADDRESS:PORT`, also as a browser has it, or else a socket's path.
+    /// Nothing, `ADDRESS:PORT`, also as a browser has it, or else a socket's path.
     fn from_str(text: &str) -> Result<Self, Infallible> {
+        if text.is_empty() {
+            return Ok(Self::Usual);
+        }
         let address = text.strip_prefix("http://").unwrap_or(text).trim_end_matches('/');
         let local = address.strip_prefix("localhost:").and_then(|port| port.parse().ok());
         let local = local.map(|port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
@@ -52,6 +62,7 @@ impl FromStr for ApiAt {
 impl fmt::Display for ApiAt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Usual => Self::default().fmt(f),
             Self::Socket(path) => write!(f, "{}", path.display()),
             Self::Address(address) => write!(f, "{address}"),
         }
@@ -69,7 +80,7 @@ mod tests {
         for text in ["127.0.0.1:8080", "localhost:8080", "http://127.0.0.1:8080/", "http://localhost:8080"] {
             assert_eq!(at(text), address, "{text}");
         }
-        assert_eq!(at("[::1]:9").to_string(), "[::1]:9");
+        assert_eq!((at("[::1]:9").to_string(), at("")), ("[::1]:9".to_owned(), ApiAt::Usual));
         for text in ["api.sock", "./127.0.0.1:8080", "/run/lamina/api.sock", "localhost:x", "127.0.0.1"] {
             assert_eq!(at(text), ApiAt::Socket(text.into()), "{text}");
         }

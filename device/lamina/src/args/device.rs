@@ -70,8 +70,9 @@ pub(crate) struct DeviceArgs {
     /// survive one.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(0..=86_400), value_name = "SECONDS")]
     pub(crate) sync_seconds: u32,
-    /// Bytes of compressed data that the store may hold [default: twice the capacity, which is room
-    /// for any data].
+    /// Bytes of compressed data that the store may hold, with its reserve for what takes the place
+    /// of other data: an eighth of a small store, a 32nd of a large one [default: twice the
+    /// capacity, which is room for any data].
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
     pub(crate) store_capacity: Option<u64>,
     /// Seconds for which a store into the mount that finds no room may wait for some before it is

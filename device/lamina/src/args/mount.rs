@@ -43,7 +43,6 @@ pub(crate) struct Mount {
     #[arg(long, value_name = "FILE")]
     pub(crate) image: Option<PathBuf>,
     /// Bytes of the base window [default: twice what the models take, a gibibyte, and --files].
-    /// With it, no model is needed.
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
     pub(crate) capacity: Option<u64>,
     /// Bytes that DIR/files may take: a file system for any files; none with 0 [default: 16G, or

@@ -20,6 +20,8 @@ use crate::args::run_dir;
 
 /// The first Linux that gives a dead worker's requests to the next one.
 const REQUESTS_GIVEN_AGAIN: (u32, u32) = (6, 9);
+/// Debian's suite that has a QEMU for CXL.
+const BACKPORTS: &str = "trixie-backports";
 /// The first QEMU that takes the device's disks.
 const DISKS: Version = Version { major: 7, minor: 2, patch: 0 };
 /// Descriptors that a device with all its sockets, guests and API connections has open.
@@ -41,7 +43,12 @@ pub(super) fn all() -> Vec<Finding> {
         fuse(fuse_present(), root),
         kernel(&fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default()),
         rights(usable(&run_dir()), &run_dir(), capabilities(), root),
-        qemu(Qemu::find(OLDEST, false), Qemu::find(DISKS, false).is_ok(), unpacked()),
+        qemu(
+            Qemu::find(OLDEST, false),
+            Qemu::find(DISKS, false).is_ok(),
+            unpacked(),
+            has_backports(Path::new("/etc/apt")),
+        ),
         kvm(Accel::detect(), File::options().read(true).write(true).open("/dev/kvm").map(drop)),
         image(in_path("mmdebstrap"), cached("guest-").is_some()),
         processor(&features()),
@@ -128,7 +135,16 @@ fn rights(run_dir: Result<(), (String, String)>, path: &Path, capabilities: u64,
     }
 }
 
-fn qemu(cxl: Result<Qemu, FindError>, disks: bool, unpacked: Option<Qemu>) -> Finding {
+/// Whether apt's sources name the suite that has a QEMU for CXL. Elsewhere apt knows no such
+/// release.
+fn has_backports(apt: &Path) -> bool {
+    let listed = fs::read_dir(apt.join("sources.list.d")).into_iter().flatten().flatten();
+    let mut sources = listed.map(|entry| entry.path()).chain([apt.join("sources.list")]);
+    let is_named = |line: &str| !line.trim_start().starts_with('#') && line.contains(BACKPORTS);
+    sources.any(|source| fs::read_to_string(source).is_ok_and(|text| text.lines().any(is_named)))
+}
+
+fn qemu(cxl: Result<Qemu, FindError>, disks: bool, unpacked: Option<Qemu>, has_backports: bool) -> Finding {
     let what = "QEMU";
     let whole = "guests see the device in every way";
     let older = match (cxl, unpacked) {
@@ -153,7 +169,12 @@ fn qemu(cxl: Result<Qemu, FindError>, disks: bool, unpacked: Option<Qemu>) -> Fi
         ProbeError::NotInPath => format!("no {PROGRAM} in PATH"),
         other => other.to_string(),
     };
-    Finding::limited(what, found, means).mended_by("sudo apt-get install qemu-system-x86/trixie-backports")
+    let mend = if has_backports {
+        format!("sudo apt-get install qemu-system-x86/{BACKPORTS}")
+    } else {
+        format!("export LAMINA_QEMU=PROGRAM  # a QEMU of {OLDEST} or newer")
+    };
+    Finding::limited(what, found, means).mended_by(mend)
 }
 
 fn kvm(accel: Accel, opened: io::Result<()>) -> Finding {
@@ -401,12 +422,33 @@ mod tests {
             let install = Install::Host("/usr/bin/qemu".into());
             Qemu { install, version }
         };
-        says(&qemu(none(), false, None), Verdict::Limited, "no qemu-system-x86_64 in PATH");
-        says(&qemu(none(), true, None), Verdict::Limited, "--attach vhost-user");
-        says(&qemu(none(), false, Some(of(OLDEST))), Verdict::Ok, "11.1.0 at /usr/bin/qemu");
-        says(&qemu(Ok(of(OLDEST)), true, None), Verdict::Ok, "in every way");
+        says(&qemu(none(), false, None, true), Verdict::Limited, "no qemu-system-x86_64 in PATH");
+        says(&qemu(none(), true, None, true), Verdict::Limited, "--attach vhost-user");
+        says(&qemu(none(), false, Some(of(OLDEST)), true), Verdict::Ok, "11.1.0 at /usr/bin/qemu");
+        says(&qemu(Ok(of(OLDEST)), true, None, true), Verdict::Ok, "in every way");
+        says(&qemu(none(), true, None, true), Verdict::Limited, "apt-get install qemu-system-x86/trixie");
+        let elsewhere = qemu(none(), true, None, false);
+        says(&elsewhere, Verdict::Limited, "export LAMINA_QEMU=PROGRAM  # a QEMU of 11.1.0 or newer");
+        assert!(!elsewhere.mend.unwrap().contains("apt"));
         let named = Err(FindError::Named(ProbeError::NotInPath));
-        says(&qemu(named, false, None), Verdict::Limited, "unset LAMINA_QEMU");
+        says(&qemu(named, false, None, true), Verdict::Limited, "unset LAMINA_QEMU");
+    }
+
+    #[test]
+    fn a_suite_is_named_only_where_apt_knows_it() {
+        let apt = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            fs::create_dir_all(apt.path().join("sources.list.d")).unwrap();
+            fs::write(apt.path().join(name), text).unwrap();
+        };
+        assert!(!has_backports(apt.path()));
+        write(
+            "sources.list",
+            "deb http://deb.debian.org/debian bookworm main\n# deb x trixie-backports main\n",
+        );
+        assert!(!has_backports(apt.path()));
+        write("sources.list.d/debian.sources", "Suites: trixie trixie-backports\n");
+        assert!(has_backports(apt.path()));
     }
 
     #[test]

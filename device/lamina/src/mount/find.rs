@@ -3,11 +3,12 @@
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use crate::args::{ApiAt, To, run_dir};
+use crate::args::{ApiAt, To, run_dir, socket_in};
 use crate::client;
 use crate::holder;
 use crate::status::NoDevice;
@@ -115,16 +116,42 @@ fn told(dir: &Path) -> Option<(PathBuf, PathBuf)> {
     })
 }
 
-/// All devices that `lamina mount` mounted, and the one that is served in the usual place.
-pub(super) async fn all() -> Vec<Found> {
+/// The socket of the device in the usual place, or else of the only one that is mounted.
+pub(crate) fn usual_socket() -> Result<PathBuf> {
+    let usual = socket_in(&run_dir());
+    // One without a holder answers, too.
+    if holder::is_held(&run_dir()) || UnixStream::connect(&usual).is_ok() {
+        return Ok(usual);
+    }
+    let all = all_mounted();
+    match &all[..] {
+        [] => Ok(usual),
+        [(run_dir, _)] => Ok(socket_in(run_dir)),
+        _ => {
+            let each = all
+                .iter()
+                .map(|(run_dir, dir)| format!("--api {} of {}", socket_in(run_dir).display(), dir.display()));
+            bail!("say which device: {}", each.collect::<Vec<_>>().join(", "))
+        }
+    }
+}
+
+/// The directories for the sockets of the devices that `lamina mount` mounted, and where they are.
+fn all_mounted() -> Vec<(PathBuf, PathBuf)> {
     let of = |run_dir: PathBuf| {
-        let dir = OsString::from_vec(fs::read(run_dir.join(PLACE)).ok()?).into();
-        let found = Found { api: ApiAt::in_dir(&run_dir), dir: Some(dir) };
-        holder::is_held(&run_dir).then_some(found)
+        let dir: PathBuf = OsString::from_vec(fs::read(run_dir.join(PLACE)).ok()?).into();
+        holder::is_held(&run_dir).then_some((run_dir, dir))
     };
     let entries = fs::read_dir(run_dir().join(MOUNTS)).into_iter().flatten().flatten();
     let mut all: Vec<_> = entries.filter_map(|entry| of(entry.path())).collect();
-    all.sort_by(|one, other| one.dir.cmp(&other.dir));
+    all.sort_by(|(_, one), (_, other)| one.cmp(other));
+    all
+}
+
+/// All devices that `lamina mount` mounted, and the one that is served in the usual place.
+pub(super) async fn all() -> Vec<Found> {
+    let found = |(run_dir, dir): (PathBuf, PathBuf)| Found { api: ApiAt::in_dir(&run_dir), dir: Some(dir) };
+    let mut all: Vec<_> = all_mounted().into_iter().map(found).collect();
     if holder::is_held(&run_dir()) {
         all.push(at(ApiAt::default()).await);
     }

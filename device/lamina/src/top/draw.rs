@@ -107,17 +107,20 @@ fn pool_lines(stats: &Value) -> Vec<Line<'static>> {
     let pools = stats["pools"].as_array().map_or(&[][..], Vec::as_slice);
     let line = |pool: &Value| {
         let number = |name: &str| pool[name].as_u64().unwrap_or(0);
+        // What nobody counted yet is null.
+        let counted =
+            |name: &str| pool[name].as_u64().map_or("–".to_owned(), |n| HumanCount(n).to_string());
+        let bytes = pool["ready_bytes"].as_u64().map_or("–".to_owned(), |n| BinaryBytes(n).to_string());
         let part = |name: &str| {
             pool[name].as_f64().map_or("–".to_owned(), |part| format!("{:.1} %", 100.0 * part))
         };
         let ratio = pool["ratio"].as_f64().map_or("–".to_owned(), |ratio| format!("{ratio:.3}"));
         Line::from(format!(
-            "pool {}: {} nodes, {} blocks, {} objects of {}, ratio {ratio}; hits {}, {} evicted",
+            "pool {}: {} nodes, {} blocks, {} objects of {bytes}, ratio {ratio}; hits {}, {} evicted",
             shown(pool["name"].as_str().unwrap_or_default()),
             number("nodes"),
-            HumanCount(number("blocks")),
-            HumanCount(number("objects")),
-            BinaryBytes(number("ready_bytes")),
+            counted("blocks"),
+            counted("objects"),
             part("hit_rate"),
             HumanCount(number("evictions")),
         ))
@@ -363,7 +366,7 @@ mod tests {
         assert!(!told[0].contains('\u{1b}'), "{told:?}");
         // What is not known yet, and what a device without pools tells.
         let none = json!({ "name": "base", "ratio": null, "hit_rate": null });
-        let line = "pool base: 0 nodes, 0 blocks, 0 objects of 0 B, ratio –; hits –, 0 evicted";
+        let line = "pool base: 0 nodes, – blocks, – objects of –, ratio –; hits –, 0 evicted";
         assert_eq!(texts(&json!({ "pools": vec![none; MAX_POOLS + 1] })), vec![line; MAX_POOLS]);
         assert!(texts(&json!({})).is_empty() && texts(&Value::Null).is_empty());
     }

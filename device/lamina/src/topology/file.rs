@@ -43,7 +43,7 @@ pub(super) struct Device {
     pub(super) cache_bytes: Field<Number>,
     pub(super) memory_reserve: Field<Number>,
     pub(super) format: Field<Vec<String>>,
-    pub(super) qmp: Field<PathBuf>,
+    pub(super) qmp: Field<Paths>,
     pub(super) run_dir: Field<PathBuf>,
     pub(super) tcp: Field<String>,
     pub(super) read_ahead_kb: Field<Number>,
@@ -98,6 +98,14 @@ pub(super) struct Guest {
 pub(super) enum Number {
     Plain(i64),
     Text(String),
+}
+
+/// A path, or several.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "a path or a list of paths")]
+pub(super) enum Paths {
+    One(PathBuf),
+    Several(Vec<PathBuf>),
 }
 
 /// GB/s, whole or not.

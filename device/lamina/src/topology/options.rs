@@ -7,7 +7,7 @@ use clap::Parser;
 use clap::error::{ContextKind, ContextValue};
 
 use super::Source;
-use super::file::{Bandwidth, Device, Field, Guest, Number};
+use super::file::{Bandwidth, Device, Field, Guest, Number, Paths};
 use crate::args::Cli;
 
 /// Options, and the places in the file that they come from.
@@ -103,7 +103,11 @@ impl<'f> Options<'f> {
         self.number("--cache-bytes", device.cache_bytes);
         self.number("--memory-reserve", device.memory_reserve);
         self.texts("--format", device.format);
-        self.path("--qmp", device.qmp);
+        let folder = self.source.folder.to_owned();
+        self.add("--qmp", device.qmp, |paths| match paths {
+            Paths::One(path) => vec![folder.join(path)],
+            Paths::Several(paths) => paths.into_iter().map(|path| folder.join(path)).collect(),
+        });
         self.path("--run-dir", device.run_dir);
         self.text("--tcp", device.tcp);
         self.number("--read-ahead-kb", device.read_ahead_kb);

@@ -271,6 +271,18 @@ fn several_guests_are_a_device_that_is_served_and_a_boot_of_each() {
 }
 
 #[test]
+fn one_monitor_or_several_are_told_of_poison() {
+    for (said, wanted) in [("\"a\"", &["--qmp=/t/a"][..]), ("[\"a\", \"/b\"]", &["--qmp=/t/a", "--qmp=/b"])] {
+        let words =
+            read_for(&format!("[device]\nmount = \"/m\"\nqmp = {said}\n"), For::Serve { json: false });
+        let words: Vec<_> = words.unwrap().into_iter().filter(|word| word.starts_with("--qmp")).collect();
+        assert_eq!(words, wanted);
+    }
+    let refused = read_for("[device]\nmount = \"/m\"\nqmp = 1\n", For::Serve { json: false });
+    assert!(refused.unwrap_err().contains("a path or a list of paths"));
+}
+
+#[test]
 fn the_examples_can_be_booted() {
     let example = include_str!("../../../../docs/topology.toml");
     let (cli, _) = expand(example, Path::new("/t"), For::Boot { print_command: true }).unwrap();
@@ -278,9 +290,15 @@ fn the_examples_can_be_booted() {
     assert_eq!(boot.attach.to_string(), "ivshmem");
     assert_eq!(boot.device.models, [Path::new("/t/../guest-tests/models/stories260K-bf16.safetensors")]);
     let example = include_str!("../../../../docs/guests.toml");
-    let (cli, _) = expand(example, Path::new("/t"), For::Boot { print_command: true }).unwrap();
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let (cli, _) = expand(example, &docs, For::Boot { print_command: true }).unwrap();
     let Command::BootSeveral(several) = cli.command else { panic!("one guest") };
     assert_eq!(several.members.iter().map(|guest| &*guest.name).collect::<Vec<_>>(), ["alice", "bob"]);
+    // What they read is there, too.
+    for guest in &several.members {
+        let script = guest.boot.script.iter();
+        script.for_each(|script| assert!(script.is_file(), "{}", script.display()));
+    }
     let example = include_str!("../../../../docs/lamina.toml");
     let (cli, _) = expand(example, Path::new("/t"), For::Serve { json: false }).unwrap();
     let Command::Serve(serve) = cli.command else { panic!("no serve") };

@@ -5,10 +5,12 @@
 
 mod advice;
 mod bad;
+mod clients;
 mod common;
 mod differences;
 mod files;
 mod life;
+mod pools;
 mod precisions;
 mod scaled;
 mod served;

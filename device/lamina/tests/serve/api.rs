@@ -299,7 +299,7 @@ fn bad_requests_get_a_reason_and_the_right_status() {
             ),
             ("POST", "/flush", r#"{"offset":-1}"#, 400, "no request"),
             ("POST", "/models", r#"{"path":""}"#, 422, "the path of a model is empty"),
-            ("POST", "/hosts/x/revoke", "{}", 404, "no host x shares this memory: it has no hosts"),
+            ("POST", "/hosts/x/revoke", "{}", 404, "no host x shares this memory; it has no hosts"),
             (
                 "POST",
                 "/tensors",

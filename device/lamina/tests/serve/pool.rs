@@ -192,7 +192,7 @@ fn a_pool_in_files_says_what_it_holds() {
         comes_and_goes(&place, &file);
         // What is there already is not run over.
         let base = refused(&["create", &place.text("mount/base"), "--force", "--kv", "64"]);
-        assert!(base.contains("overlap"), "{base}");
+        assert!(base.contains("base: files/ lie there, and a pool takes all of it"), "{base}");
         assert!(refused(&["create", &place.text("plain"), "--kv", "64"]).contains("plain is in no mount"));
         assert!(refused(&["create", &place.text("mount/files/odd"), "--kv", "0"]).contains("--kv"));
         comes_and_goes(&place, &file);
@@ -242,6 +242,15 @@ fn the_device_tells_what_pools_on_its_mount_count() {
         assert_eq!(pools_when(&place, |_| true)["pools"], json!([]));
         let in_files = place.text("mount/files/a pool");
         done(&["create", &in_files, "--size", "16M", "--kv", "64,32"]);
+        // What nobody has counted yet is null, and no zero.
+        fs::write(place.path("from"), b"bytes").unwrap();
+        done(&["put", &in_files, "first", &place.text("from")]);
+        let stats = pools_when(&place, |stats| stats["pools"][0]["stores"] == 1);
+        for name in ["objects", "blocks", "reserved", "evicting", "ready_bytes", "taken_bytes", "ratio"] {
+            assert_eq!(stats["pools"][0][name], Value::Null, "{name} of {}", stats["pools"][0]);
+        }
+        assert_eq!(stats["pool_classes"][0]["ready_bytes"], Value::Null);
+        done(&["rm", &in_files, "first"]);
         let pool = &Arc::new(Pool::open(Path::new(&in_files)).unwrap());
         let serving = Service::start(Arc::clone(pool));
         for number in 0..5 {
@@ -252,7 +261,7 @@ fn the_device_tells_what_pools_on_its_mount_count() {
         let told = |stats: &Value| stats["pools"][0]["blocks"] == 1 && stats["pools"][0]["misses"] == 1;
         let stats = pools_when(&place, told);
         let seen = &stats["pools"][0];
-        let expected = json!({ "name": "files/a pool", "objects": 5, "hits": 1, "stores": 6, "nodes": 1,
+        let expected = json!({ "name": "files/a pool", "objects": 5, "hits": 1, "stores": 7, "nodes": 1,
             "hit_rate": 0.5, "ready_bytes": 5 * (64 << 10) + 100, "read_bytes": 64 << 10 });
         for (name, value) in expected.as_object().unwrap() {
             assert_eq!(&seen[name], value, "{name} of {seen}");

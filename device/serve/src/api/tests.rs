@@ -169,7 +169,11 @@ fn every_route_is_described_and_everything_described_is_a_route() {
         }
     }
     let mut ids = BTreeSet::new();
-    for operation in described.values().flat_map(|methods| methods.as_object().unwrap().values()) {
+    let operations = || described.values().flat_map(|methods| methods.as_object().unwrap().values());
+    for operation in operations().filter(|operation| operation.get("operationId").is_some()) {
+        assert!(operation["responses"]["500"].is_object(), "a device fails, too: {operation}");
+    }
+    for operation in operations() {
         if let Some(id) = operation.get("operationId") {
             assert!(ids.insert(id.as_str().unwrap().to_owned()), "{id} twice");
         }
@@ -194,6 +198,14 @@ fn what_is_answered_has_the_form_that_is_described() {
     }
     made("GET", "/models", "/models", "", 409);
     made("POST", "/flush", "/flush", "{}", 200);
+    made("POST", "/flush", "/flush", "", 200);
+    assert_eq!(asked.document["paths"]["/flush"]["post"]["requestBody"]["required"], false);
+    // What may be left out of a request is described so.
+    let usual = r#"{"name":"k","length":65536,"format":"bf16","layout":{"kind":"kv","channels":64}}"#;
+    let spec = asked.document["components"]["schemas"]["TensorSpec"].clone();
+    assert_eq!(check(&asked.document, &spec, &serde_json::from_str(usual).unwrap(), ""), Ok(()));
+    assert_eq!(made("POST", "/tensors", "/tensors", usual, 201)["layout"]["window"], 128);
+    made("DELETE", "/tensors/k", "/tensors/{name}", "", 204);
     made("POST", "/flush", "/flush", r#"{"offset":0,"length":null}"#, 200);
     made("POST", "/discard", "/discard", r#"{"offset":0,"length":4096}"#, 200);
     made("POST", "/poison/clear", "/poison/clear", r#"{"offset":0,"length":4096}"#, 200);

@@ -223,6 +223,18 @@ fn what_is_not_measured_is_left_out() {
 }
 
 #[test]
+fn every_section_is_a_key_of_what_is_told_even_if_there_is_nothing() {
+    let bare = ServedStats { hosts: Vec::new(), files: None, page_cache: None, ..served(false) };
+    let stats = serde_json::to_value(&bare).unwrap();
+    for place in sections().flat_map(|section| section.places) {
+        let pointer = place.list.unwrap_or(place.each);
+        let key = pointer.split('/').nth(1).unwrap();
+        assert!(stats.get(key).is_some(), "{pointer}");
+    }
+    assert!(stats["files"].is_null() && stats["page_cache"].is_null());
+}
+
+#[test]
 fn docs_have_the_figures_as_they_are_declared() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/counters.md");
     let document = std::fs::read_to_string(path).unwrap();

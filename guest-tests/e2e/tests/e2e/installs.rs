@@ -28,6 +28,18 @@ esac
 "#;
 
 #[test]
+fn the_help_of_a_command_does_nothing_else() {
+    for command in ["test", "fuzz", "build", "setup"] {
+        for option in ["-h", "--help"] {
+            let output = Command::new(root().join("x")).args([command, option]).output().unwrap();
+            let (help, said) = (String::from_utf8(output.stdout).unwrap(), output.stderr);
+            assert!(output.status.success() && help.starts_with("usage: ./x COMMAND"), "{command}: {help}");
+            assert!(said.is_empty(), "{command}: {}", String::from_utf8_lossy(&said));
+        }
+    }
+}
+
+#[test]
 fn what_could_not_be_installed_is_not_taken_for_installed() {
     let folder = tempfile::tempdir().unwrap();
     let (programs, cache) = (folder.path().join("programs"), folder.path().join("cache"));

@@ -30,7 +30,7 @@ fn a_guest_opens_models_at_precisions_as_files() {
     let start = 8 + usize::try_from(u64::from_le_bytes(*file.first_chunk().unwrap())).unwrap();
     let (head, data) = file.split_at(start);
     let mut script = format!(
-        "{BEGIN}mkdir /m && mount -t virtiofs lamina /m || fail 'no file system'\ncd /m/models || fail 'no models'\n"
+        "{BEGIN}mount -t virtiofs lamina /mnt || fail 'no file system'\ncd /mnt/models || fail 'no models'\n"
     );
     let mut wanted = vec![("full", sha256(&model))];
     for view in ["e8m3", "e8m1+g2"] {
@@ -48,10 +48,10 @@ fn a_guest_opens_models_at_precisions_as_files() {
     script.push_str(
         "touch new 2>/why && fail 'a model is made'\n\
          grep -q 'Read-only' /why || fail \"$(cat /why)\"\n\
-         echo \"base $(stat -c %s /m/base)\"\n\
-         head -c 3000001 /dev/urandom >/w && cp /w /m/files/w && sync || fail 'a file is not made'\n\
-         sum=$(sha256sum </w) && [ \"$sum\" = \"$(sha256sum </m/files/w)\" ] || fail 'a file is not the same'\n\
-         echo \"file $(stat -c %s /m/files/w)\"\n",
+         echo \"base $(stat -c %s /mnt/base)\"\n\
+         head -c 3000001 /dev/urandom >/w && cp /w /mnt/files/w && sync || fail 'a file is not made'\n\
+         sum=$(sha256sum </w) && [ \"$sum\" = \"$(sha256sum </mnt/files/w)\" ] || fail 'a file is not the same'\n\
+         echo \"file $(stat -c %s /mnt/files/w)\"\n",
     );
     let mut options = vec!["--attach", "virtiofs", "--model", model_text, "--run-dir", run];
     options.extend(["--capacity", "256M", "--files", "64M"]);
@@ -90,8 +90,8 @@ fn a_larger_guests_safetensors_opens_a_view() {
     let stem = model.file_stem().unwrap().to_str().unwrap();
     std::fs::write(&program, OPENS).unwrap();
     let script = format!(
-        "{BEGIN}mkdir /m && mount -t virtiofs lamina /m || fail 'no file system'\n\
-         cd /m/models/{stem} && python3 /opens.py {stem}.safetensors {stem}@e8m3.safetensors || fail python\n\
+        "{BEGIN}mount -t virtiofs lamina /mnt || fail 'no file system'\n\
+         cd /mnt/models/{stem} && python3 /opens.py {stem}.safetensors {stem}@e8m3.safetensors || fail python\n\
          numactl --hardware && cxl list || fail tools\n"
     );
     let (model, run) = (model.to_str().unwrap(), run.to_str().unwrap());
