@@ -205,7 +205,7 @@ pub(crate) struct Serve {
 pub(crate) struct Client {
     /// The API's socket, or the address of --tcp, which is your own or root's [default: that of the
     /// device in the usual place, or else of the only one that is mounted].
-    #[arg(long, default_value = "", hide_default_value = true, value_name = "PATH|ADDRESS:PORT")]
+    #[arg(long, default_value = ApiAt::UNSAID, hide_default_value = true, value_name = "PATH|ADDRESS:PORT")]
     pub(crate) api: ApiAt,
     /// Print JSON instead of a table.
     #[arg(long)]
@@ -218,7 +218,7 @@ pub(crate) struct Client {
 pub(crate) struct Top {
     /// The API's socket, or the address of --tcp, which is your own or root's [default: that of the
     /// device in the usual place, or else of the only one that is mounted].
-    #[arg(long, default_value = "", hide_default_value = true, value_name = "PATH|ADDRESS:PORT")]
+    #[arg(long, default_value = ApiAt::UNSAID, hide_default_value = true, value_name = "PATH|ADDRESS:PORT")]
     pub(crate) api: ApiAt,
     /// Print one frame, and end.
     #[arg(long)]

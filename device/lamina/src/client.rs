@@ -72,7 +72,16 @@ async fn connect_to(socket: &Path) -> Result<Box<dyn Stream>> {
 /// Connects to the device at `api`, if who answers there is to be trusted.
 async fn connect(api: &ApiAt) -> Result<Box<dyn Stream>> {
     match api {
-        ApiAt::Usual => connect_to(&mount::usual_socket()?).await,
+        ApiAt::Usual(found) => {
+            if let Some(socket) = found.get() {
+                return connect_to(socket).await;
+            }
+            let socket = mount::usual_socket()?;
+            let stream = connect_to(&socket).await?;
+            // What a command asks next is of the same device, whatever is mounted meanwhile.
+            found.get_or_init(|| socket);
+            Ok(stream)
+        }
         ApiAt::Socket(socket) => connect_to(socket).await,
         ApiAt::Address(address) => {
             ensure!(
@@ -105,7 +114,7 @@ async fn send(
         .header(header::HOST, "localhost")
         .header(header::CONTENT_TYPE, "application/json")
         .body(Full::new(Bytes::from(body.map(|body| body.to_string()).unwrap_or_default())))?;
-    let closed = || NoDevice("the device closed the connection".to_owned());
+    let closed = || NoDevice("the device closed the connection: it ended, or had no place for one more".to_owned());
     let answer = sender.send_request(request).await.with_context(closed)?;
     Ok((answer.status(), answer.into_body(), connection))
 }

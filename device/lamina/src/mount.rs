@@ -47,7 +47,13 @@ const SHOWN_LINES: usize = 5;
 pub(crate) async fn mount(args: Mount) -> Result<()> {
     let Mount { mut words, bases, shown, image, capacity, files, write_cache, foreground, json } = args;
     let dir = words.pop().context("say where to mount")?;
-    if words.is_empty() && (dir.is_file() || ModelPlan::open(&dir, &name_of(&dir)).is_ok()) {
+    let says_device = image.is_some() || capacity.is_some() || files.is_some();
+    // A model where DIR was forgotten. What is mounted already is not asked: it may be dead.
+    if words.is_empty()
+        && !says_device
+        && !find::is_mounted(&dir)?
+        && (dir.is_file() || ModelPlan::open(&dir, &name_of(&dir)).is_ok())
+    {
         bail!("say where to mount {0}: `lamina mount {0} DIR`", dir.display());
     }
     let wish = files.is_none();

@@ -52,7 +52,8 @@ impl Status {
         } else if let Some(ended) = why.downcast_ref::<NotStarted>() {
             // What the device ended with says what failed.
             let code = ended.status.code();
-            let own = Self::ALL.into_iter().find(|(own, _)| code == Some(*own as i32));
+            let mut failures = Self::ALL.into_iter().filter(|(own, _)| *own != Self::Done);
+            let own = failures.find(|(own, _)| code == Some(*own as i32));
             own.map_or(Self::Failed, |(own, _)| own)
         } else if why.chain().any(|why| why.is::<io::Error>() || is_file_of_pool(why)) {
             Self::Io

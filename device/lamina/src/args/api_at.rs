@@ -1,10 +1,10 @@
 //! Where a device's API answers.
 
-use std::convert::Infallible;
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::{Arc, OnceLock};
 
 use super::values::run_dir;
 
@@ -12,7 +12,8 @@ use super::values::run_dir;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ApiAt {
     /// Nothing was said: that of the device in the usual place, or of the only one that is mounted.
-    Usual,
+    /// Which one that is, is found once for a command.
+    Usual(Arc<OnceLock<PathBuf>>),
     /// A Unix socket.
     Socket(PathBuf),
     /// `lamina serve --tcp`.
@@ -20,6 +21,9 @@ pub(crate) enum ApiAt {
 }
 
 impl ApiAt {
+    /// What stands for nothing in the table of options; nobody can type it.
+    pub(crate) const UNSAID: &str = "\0";
+
     /// The socket of a device whose sockets are in `run_dir`.
     pub(crate) fn in_dir(run_dir: &Path) -> Self {
         Self::Socket(socket_in(run_dir))
@@ -44,12 +48,15 @@ impl From<PathBuf> for ApiAt {
 }
 
 impl FromStr for ApiAt {
-    type Err = Infallible;
+    type Err = &'static str;
 
-    /// Nothing, `ADDRESS:PORT`, also as a browser has it, or else a socket's path.
-    fn from_str(text: &str) -> Result<Self, Infallible> {
-        if text.is_empty() {
-            return Ok(Self::Usual);
+    /// `ADDRESS:PORT`, also as a browser has it, or else a socket's path.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            // A variable that a script forgot to set means no device.
+            "" => return Err("it is empty; leave --api out for the usual device"),
+            Self::UNSAID => return Ok(Self::Usual(Arc::default())),
+            _ => {}
         }
         let address = text.strip_prefix("http://").unwrap_or(text).trim_end_matches('/');
         let local = address.strip_prefix("localhost:").and_then(|port| port.parse().ok());
@@ -62,7 +69,10 @@ impl FromStr for ApiAt {
 impl fmt::Display for ApiAt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Usual => Self::default().fmt(f),
+            Self::Usual(found) => match found.get() {
+                Some(path) => write!(f, "{}", path.display()),
+                None => Self::default().fmt(f),
+            },
             Self::Socket(path) => write!(f, "{}", path.display()),
             Self::Address(address) => write!(f, "{address}"),
         }
@@ -80,7 +90,9 @@ mod tests {
         for text in ["127.0.0.1:8080", "localhost:8080", "http://127.0.0.1:8080/", "http://localhost:8080"] {
             assert_eq!(at(text), address, "{text}");
         }
-        assert_eq!((at("[::1]:9").to_string(), at("")), ("[::1]:9".to_owned(), ApiAt::Usual));
+        assert_eq!(at("[::1]:9").to_string(), "[::1]:9");
+        assert!("".parse::<ApiAt>().is_err());
+        assert_eq!(at(ApiAt::UNSAID), ApiAt::Usual(Arc::default()));
         for text in ["api.sock", "./127.0.0.1:8080", "/run/lamina/api.sock", "localhost:x", "127.0.0.1"] {
             assert_eq!(at(text), ApiAt::Socket(text.into()), "{text}");
         }

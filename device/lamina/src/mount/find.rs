@@ -63,6 +63,11 @@ fn named(dir: &Path) -> Result<(PathBuf, PathBuf)> {
     Ok((run_dir().join(MOUNTS).join(format!("{hash:016x}")), dir))
 }
 
+/// Whether `lamina mount` has a device mounted there.
+pub(super) fn is_mounted(dir: &Path) -> Result<bool> {
+    Ok(holder::is_held(&named(dir)?.0))
+}
+
 /// The directory for the sockets of a device that is to be mounted there.
 pub(super) fn run_dir_of(dir: &Path) -> Result<PathBuf> {
     let (run_dir, dir) = named(dir)?;

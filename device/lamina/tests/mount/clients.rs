@@ -35,10 +35,13 @@ fn the_only_device_that_is_mounted_need_not_be_named() {
     let other = place.text("other");
     place.said(&["mount", &base_path, &other]);
     let refused = place.refused(&["tensors"]);
+    place.said(&["umount", &other]);
     assert!(refused.contains("say which device: --api "), "{refused}");
     assert!(refused.contains(mounted["api"].as_str().unwrap()) && refused.contains(&other), "{refused}");
-    place.said(&["umount", &other]);
     place.said(&["tensors"]);
+    // A variable that is not set names none.
+    let empty = place.refused(&["discard", "tuned/w", "--api", ""]);
+    assert!(empty.contains("it is empty; leave --api out"), "{empty}");
 }
 
 #[test]
@@ -97,5 +100,6 @@ fn a_mount_that_cannot_be_says_why_and_ends_with_the_status_of_that() {
     let nowhere = "cannot use the mount point /proc/nowhere: No such file or directory";
     assert_eq!(status(&["mount", &path, "/proc/nowhere"], nowhere), Some(5));
     place.mount(&[&path]);
+    assert_eq!(status(&["mount", &place.text("m")], "is mounted already"), Some(1));
     assert_eq!(status(&["discard", "nope"], "no tensor is called \"nope\""), Some(4));
 }

@@ -413,11 +413,14 @@ fn only_loopback_addresses_are_listened_on() {
 fn bodies_that_come_slowly_keep_nobody_out() {
     within(60, || {
         let served = Served::new();
-        let start = "POST /views HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{";
-        // As many as there are places.
+        let start = "POST /views HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n";
+        // As many as there are places, each of which is waited for.
         let begin = |_| {
             let mut stream = served.unix();
             stream.write_all(start.as_bytes()).unwrap();
+            let mut go_on = [0; b"HTTP/1.1 100 Continue\r\n\r\n".len()];
+            stream.read_exact(&mut go_on).unwrap();
+            assert!(go_on.starts_with(b"HTTP/1.1 100 "), "{}", String::from_utf8_lossy(&go_on));
             stream
         };
         let mut slow: Vec<_> = (0..64).map(begin).collect();
