@@ -345,7 +345,15 @@ impl Files {
         let mut core = self.core.lock();
         let Core { state, log, .. } = &mut *core;
         let _kept = Log::keep_room_of(&self.device, &log.places());
-        log.begin_anew(state, true)
+        let begun = log.begin_anew(state, true);
+        self.refill(log);
+        begun
+    }
+
+    /// Has what was left over kept for the next record that frees some.
+    fn refill(&self, log: &mut Log) {
+        log.keep_what_room_there_is();
+        space::fill_reserve(&self.device);
     }
 
     /// Brings what was written to a file to the device and to the disk that its image is on.
@@ -401,6 +409,10 @@ impl Files {
         let _kept = Log::keep_room_of(&self.device, &log.places());
         let appended = log.append(bytes, state, frees);
         if !frees || !matches!(&appended, Err(why) if why.is_no_room()) {
+            if appended.is_err() {
+                // It may have been given up for a state that turned out to be too large.
+                self.refill(log);
+            }
             return appended;
         }
         let appended =
@@ -411,8 +423,7 @@ impl Files {
             }
             appended => appended,
         };
-        log.keep_what_room_there_is();
-        space::fill_reserve(&self.device);
+        self.refill(log);
         appended
     }
 

@@ -329,7 +329,9 @@ fn refuse_headless(device: &Device, place: Place) -> Result<(), FileError> {
     }
     let mut block = vec![0; BLOCK_BYTES];
     device.read_base(first, &mut block)?;
-    if data == first && filler(first, FILLER_STEP).starts_with(&block) {
+    // A device that does not code says that all is data. A log does not begin with zeros.
+    let is_filler = || filler(first, FILLER_STEP).starts_with(&block);
+    if data == first && (is_filler() || block.iter().all(|byte| *byte == 0)) {
         return Ok(());
     }
     // A process that died when it made the first log had its empty state written, and no header.

@@ -514,14 +514,51 @@ fn all_names_can_be_removed_though_the_store_and_the_log_are_full() {
     assert_eq!(files.extent().inodes, 1);
 }
 
-#[test]
-fn names_can_be_removed_while_others_wait_for_every_block_that_is_freed() {
-    /// Bytes of the base window that files do not have.
-    const OTHERS: u64 = 96 << 20;
+/// Does something while two threads store noise into what files do not have of the base window, and
+/// try again whatever is refused. What is done is given what waits until the store is full.
+fn while_full(device: &Device, others: Range<u64>, done: impl FnOnce(&dyn Fn()) -> Result<(), FileError>) {
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let refused = AtomicU64::new(0);
+    let half = (others.end - others.start) / 2;
+    std::thread::scope(|scope| {
+        for thread in 0..2_u64 {
+            let (stop, refused) = (&stop, &refused);
+            let mut at = others.start + thread * half;
+            scope.spawn(move || {
+                let last = at + half;
+                while !stop.load(Relaxed) && at < last {
+                    let is_there = device.next_data(at..at + 4096) == at;
+                    if is_there || device.write_base(at, &bytes(at | 1, 4096)).is_ok() {
+                        at += 4096;
+                    } else {
+                        refused.fetch_add(1, Relaxed);
+                    }
+                }
+            });
+        }
+        let until_full = || {
+            let before = refused.load(Relaxed);
+            while refused.load(Relaxed) < before + 4 {
+                std::thread::yield_now();
+            }
+        };
+        until_full();
+        let done = done(&until_full);
+        stop.store(true, Relaxed);
+        done.unwrap();
+    });
+}
+
+/// A device of 256 MiB whose store has 24.
+fn small_store() -> Arc<Device> {
     let config =
         DeviceConfig { observe: false, store_bytes: Some(24 << 20), ..DeviceConfig::new(256 << 20, 8 << 20) };
-    let device = Arc::new(Device::new(config).unwrap());
-    let end = 256_u64 << 20;
+    Arc::new(Device::new(config).unwrap())
+}
+
+#[test]
+fn names_can_be_removed_while_others_wait_for_every_block_that_is_freed() {
+    let device = small_store();
     let files = Files::open(Arc::clone(&device), 32 << 20, true).unwrap().unwrap();
     let name = |number: u32| format!("{}{number}", "x".repeat(100)).into_bytes();
     let made: u32 = 1500;
@@ -533,45 +570,19 @@ fn names_can_be_removed_while_others_wait_for_every_block_that_is_freed() {
         }
     }
     let full = |files: &Files| {
-        let stop = std::sync::atomic::AtomicBool::new(false);
-        let refused = AtomicU64::new(0);
-        std::thread::scope(|scope| {
-            for thread in 0..2_u64 {
-                let (device, stop, refused) = (&device, &stop, &refused);
-                scope.spawn(move || {
-                    let mut at = end - OTHERS + thread * (OTHERS / 2);
-                    let last = at + OTHERS / 2;
-                    while !stop.load(Relaxed) && at < last {
-                        let is_there = device.next_data(at..at + 4096) == at;
-                        if is_there || device.write_base(at, &bytes(at | 1, 4096)).is_ok() {
-                            at += 4096;
-                        } else {
-                            refused.fetch_add(1, Relaxed);
-                        }
-                    }
-                });
-            }
-            let until_full = || {
-                let before = refused.load(Relaxed);
-                while refused.load(Relaxed) < before + 4 {
-                    std::thread::yield_now();
-                }
-            };
-            until_full();
-            let all = files.children(ROOT, 0, usize::MAX).unwrap();
+        while_full(&device, 160 << 20..256 << 20, |until_full| {
+            let all = files.children(ROOT, 0, usize::MAX)?;
             let first = all[0].inode;
             let mut mode = 0o600;
-            let done = all.iter().skip(1).take(600).enumerate().try_for_each(|(number, child)| {
+            for (number, child) in all.iter().skip(1).take(600).enumerate() {
                 mode ^= 1;
                 files.set(first, &Wanted { mode: Some(mode), ..Wanted::default() })?;
                 files.remove(Caller::default(), ROOT, &child.name, false)?;
                 if number % 50 == 0 {
                     until_full();
                 }
-                Ok::<_, FileError>(())
-            });
-            stop.store(true, Relaxed);
-            done.unwrap();
+            }
+            Ok(())
         });
     };
     full(&files);
@@ -582,6 +593,48 @@ fn names_can_be_removed_while_others_wait_for_every_block_that_is_freed() {
     }
     let files = Files::open(device, 32 << 20, true).unwrap().unwrap();
     assert_eq!(files.extent().inodes, 2);
+}
+
+#[test]
+fn a_name_that_is_refused_of_a_full_store_takes_nothing_from_those_that_are_removed() {
+    let device = small_store();
+    let files = Files::open(Arc::clone(&device), 4 << 20, true).unwrap().unwrap();
+    let name = |number: u32| format!("{}{number}", "x".repeat(200)).into_bytes();
+    let make = |number| files.make(Caller::default(), ROOT, &name(number), &NEW_FILE);
+    let mut made = 0;
+    while make(made).is_ok() {
+        made += 1;
+    }
+    while_full(&device, 160 << 20..256 << 20, |until_full| {
+        files.renew_log()?;
+        until_full();
+        let inode = files.find(ROOT, &name(0))?;
+        for turn in 0..3000 {
+            files.set(inode, &Wanted { mode: Some(0o600 + turn % 2), ..Wanted::default() })?;
+            if turn % 300 == 0 {
+                assert!(matches!(make(made), Err(FileError::NoNames { .. })));
+                until_full();
+            }
+        }
+        for number in 0..made {
+            files.remove(Caller::default(), ROOT, &name(number), false)?;
+        }
+        Ok(())
+    });
+    assert_eq!(files.extent().inodes, 1);
+}
+
+#[test]
+fn files_of_a_device_that_does_not_code_are_there_again() {
+    let config = DeviceConfig { observe: false, mode: Mode::Plain, ..DeviceConfig::new(128 << 20, 8 << 20) };
+    let device = Arc::new(Device::new(config).unwrap());
+    let content = bytes(3, 10_000);
+    let inode = file(&files(&device, true), "x");
+    for first in [false, true] {
+        let files = files(&device, first);
+        files.write(inode, 0, &content, Way::Cached).unwrap();
+    }
+    assert!(contents(&files(&device, true), inode) == content);
 }
 
 #[test]

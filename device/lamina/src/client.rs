@@ -114,7 +114,8 @@ async fn send(
         .header(header::HOST, "localhost")
         .header(header::CONTENT_TYPE, "application/json")
         .body(Full::new(Bytes::from(body.map(|body| body.to_string()).unwrap_or_default())))?;
-    let closed = || NoDevice("the device closed the connection: it ended, or had no place for one more".to_owned());
+    let closed =
+        || NoDevice("the device closed the connection: it ended, or had no place for one more".to_owned());
     let answer = sender.send_request(request).await.with_context(closed)?;
     Ok((answer.status(), answer.into_body(), connection))
 }

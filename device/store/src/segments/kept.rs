@@ -5,8 +5,8 @@
 //!   and what is taken again come out even whatever the lengths are. What takes more than before
 //!   has to leave it free, in addition to the reserve.
 //! * So these blocks never take more of the reserve than blocks that are rewritten do.
-//! * When the caller is done, at most a chunk stays kept: what is left over when it has put
-//!   everything back where it fits.
+//! * When the caller is done, nothing stays kept. What the blocks took in place of segments that
+//!   are not free yet stays a debt, which these settle when they are freed, however late.
 
 use std::ops::Range;
 
@@ -20,8 +20,8 @@ pub(super) struct Kept {
     blocks: Vec<Range<u64>>,
     /// Whether the caller is at it.
     open: bool,
-    /// What the blocks may take, in parts of a chunk. Less than nothing where a segment was
-    /// replaced and is not free yet.
+    /// What the blocks may take, in parts of a chunk. Less than nothing where segments were
+    /// replaced and are not free yet.
     left: i64,
 }
 
@@ -39,11 +39,15 @@ impl Kept {
 
     /// What they give back from now on is everybody's.
     pub(super) fn close(&mut self) {
-        (self.left, self.open) = (self.left.clamp(0, CHUNK), false);
+        (self.left, self.open) = (self.left.min(0), false);
     }
 
     fn is_of(&self, block: u64) -> bool {
-        self.open && self.blocks.iter().any(|blocks| blocks.contains(&block))
+        self.open && self.has(block)
+    }
+
+    fn has(&self, block: u64) -> bool {
+        self.blocks.iter().any(|blocks| blocks.contains(&block))
     }
 
     /// Whether a segment of the block may be taken of what is kept.
@@ -71,6 +75,8 @@ impl Kept {
     pub(super) fn freed(&mut self, block: u64, length: usize) {
         if self.is_of(block) {
             self.left += part(length);
+        } else if self.left < 0 && self.has(block) {
+            self.left = (self.left + part(length)).min(0);
         }
     }
 }
