@@ -626,7 +626,11 @@ fn a_name_that_is_refused_of_a_full_store_takes_nothing_from_those_that_are_remo
 
 #[test]
 fn files_of_a_device_that_does_not_code_are_there_again() {
-    let config = DeviceConfig { observe: false, mode: Mode::Plain, ..DeviceConfig::new(128 << 20, 8 << 20) };
+    let config = DeviceConfig {
+        observe: false,
+        mode: "plain".parse().unwrap(),
+        ..DeviceConfig::new(128 << 20, 8 << 20)
+    };
     let device = Arc::new(Device::new(config).unwrap());
     let content = bytes(3, 10_000);
     let inode = file(&files(&device, true), "x");
