@@ -172,7 +172,9 @@ impl Files {
         check_name(name).inspect_err(|_| {
             if name.starts_with(OWN) {
                 let name = String::from_utf8_lossy(name);
-                tracing::warn!("{name} is refused: user.lamina. has format, kv, lossy, class and pool to set");
+                tracing::warn!(
+                    "{name} is refused: user.lamina. has format, kv, lossy, class and pool to set"
+                );
             }
         })?;
         if name == PART {
