@@ -25,7 +25,8 @@ struct lamina_file {
 
 /*
  * A mapping of the device's. One without shares is there because the device
- * would not take it away: who asks for that range next has it.
+ * would not take it away: who asks for that range next has it, unless it is
+ * not known whether it is there.
  */
 struct lamina_mapping {
 	struct list_head entry;		/* of lamina->mappings */
@@ -34,6 +35,7 @@ struct lamina_mapping {
 	u64 length;
 	u64 at;
 	unsigned int shares;
+	bool lost;
 };
 
 /* A file's share in one. */
@@ -117,7 +119,7 @@ static struct lamina_mapping *lamina_get(struct lamina *lamina,
 
 	lockdep_assert_held(&lamina->map_lock);
 	list_for_each_entry(mapping, &lamina->mappings, entry) {
-		if (mapping->window == map->window &&
+		if (!mapping->lost && mapping->window == map->window &&
 		    mapping->offset == map->offset &&
 		    mapping->length == map->length) {
 			mapping->shares++;
@@ -159,6 +161,9 @@ static int lamina_put(struct lamina *lamina, struct lamina_share *share)
 	if (!--mapping->shares) {
 		err = lamina_do(lamina, LAMINA_OP_UNMAP, 0, 0, mapping->length,
 				mapping->at);
+		/* Without an answer it may be taken away at any time. */
+		mapping->lost = err == -ETIMEDOUT || err == -EPROTO ||
+				err == -ENODEV;
 		/* If it failed, another one at that place would overlap. */
 		if (!err || err == -ENOENT)
 			lamina_forget(lamina, mapping);

@@ -67,8 +67,8 @@ pub enum PoolError {
     },
     /// A device's base window that holds more than a pool.
     #[error(
-        "{path}: {holds} lie there, and a pool takes all of it: remove them first, or make the pool in files/ or in \
-         the base of a device that holds nothing else"
+        "{path}: {holds} lie there, and a pool takes all of it: remove models and tensors first, make the pool in \
+         files/, or begin a device that has none of these: with a new image or without, and with --files 0"
     )]
     Held {
         /// The window.

@@ -194,16 +194,17 @@ pub fn check_holds_no_other(path: &Path) -> Result<(), PoolError> {
 
 /// [`check_holds_no_other`] of a file that is open.
 pub(crate) fn check_holds(file: &File, path: &Path) -> Result<(), PoolError> {
+    use rustix::io::Errno as E;
+
     if !is_of_mount(file) {
         return Ok(());
     }
     let mut said = vec![0; MAX_SAID];
     let length = match fgetxattr(file, "user.lamina.holds", &mut said[..]) {
         Ok(length) => length,
-        // Nothing lies there, it is no base window, or no device's mount.
-        Err(rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
-            return Ok(());
-        }
+        // Nothing lies there, it is no base window, or no device's mount. Those of others say so in
+        // their own ways.
+        Err(E::NODATA | E::OPNOTSUPP | E::NOSYS | E::PERM | E::ACCESS | E::INVAL | E::IO) => return Ok(()),
         Err(why) => return Err(PoolError::File { path: path.to_owned(), cause: why.into() }),
     };
     said.truncate(length);
@@ -280,10 +281,10 @@ pub fn create_declared(
     let fail = |cause| PoolError::File { path: path.to_owned(), cause };
     let bytes = geometry.bytes()?;
     let (file, is_new) = new_file(path)?;
-    check_holds(&file, path)?;
     let _nobody = Locked::nodes(&file)?;
     let metadata = file.metadata().map_err(fail)?;
     let make = || {
+        check_holds(&file, path)?;
         if metadata.is_file() && metadata.len() < bytes {
             file.set_len(bytes).map_err(|why| {
                 let (nodes, length) = (geometry.nodes, metadata.len());

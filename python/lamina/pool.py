@@ -194,9 +194,9 @@ _OPENING = threading.RLock()
 WAITING = 10.0
 
 
-#: Of each thread that forks, the pools that rest, and whether it has ``_OPENING``. They are kept, or
+#: Of each thread's forks, the pools that rest, and whether it has ``_OPENING``. They are kept, or
 #: those that are forgotten meanwhile would rest for ever.
-_FORKING: dict[int, tuple[list[Pool], bool]] = {}
+_FORKING: dict[int, list[tuple[list[Pool], list[bool]]]] = {}
 
 
 def _attached(path: Path, attach: Callable[[], _lamina.Pool]) -> Pool:
@@ -213,19 +213,28 @@ def _all_open() -> list[Pool]:
 
 
 def _before_fork() -> None:
-    has_opening = _OPENING.acquire(timeout=WAITING)
-    pools = _all_open()
-    _FORKING[threading.get_ident()] = (pools, has_opening)
-    for pool in pools:
+    pools: list[Pool] = []
+    has_opening: list[bool] = []
+    # A signal's handler may raise anywhere here. The fork is made nevertheless, and what is noted
+    # until then is undone after it.
+    _FORKING.setdefault(threading.get_ident(), []).append((pools, has_opening))
+    # One call takes it and notes that: no handler runs in between.
+    has_opening.extend(map(_OPENING.acquire, (True,), (WAITING,)))
+    for pool in _all_open():
+        pools.append(pool)
         pool._inner.rest()
 
 
 def _after_fork_in_parent() -> None:
-    pools, has_opening = _FORKING.pop(threading.get_ident(), ([], False))
-    for pool in pools:
-        pool._inner.resume()
-    if has_opening:
-        _OPENING.release()
+    # A handler may have forked meanwhile: the last that began ends first.
+    forks = _FORKING.get(threading.get_ident(), [])
+    pools, has_opening = forks.pop() if forks else ([], [])
+    try:
+        for pool in pools:
+            pool._inner.resume()
+    finally:
+        if any(has_opening):
+            _OPENING.release()
 
 
 def _after_fork_in_child() -> None:

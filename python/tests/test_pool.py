@@ -301,6 +301,31 @@ pool.close()
     assert pool.stat()["nodes"] == 1 and pool.get("child") == b"c"
 
 
+def test_a_fork_whose_preparation_fails_leaves_others_opening(pool, path):
+    # As a signal's handler that raises fails it.
+    script = """
+import os, sys, threading, lamina.pool
+pool = lamina.pool.open(sys.argv[1])
+look, failed = lamina.pool._all_open, []
+def fails():
+    if failed:
+        return look()
+    failed.append(True)
+    raise InterruptedError
+lamina.pool._all_open = fails
+if (child := os.fork()) == 0:
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7 and failed
+free = []
+thread = threading.Thread(target=lambda: free.append(lamina.pool._OPENING.acquire(blocking=False)))
+thread.start()
+thread.join()
+assert free == [True]
+"""
+    done = run(script, path)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_death_of_a_parent_is_noticed_while_its_fork_lives(pool, path):
     script = """
 import os, sys, lamina.pool

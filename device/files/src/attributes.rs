@@ -149,8 +149,10 @@ impl Files {
     pub fn attribute_names(&self, inode: u64) -> Result<Vec<u8>, FileError> {
         let core = self.core.lock();
         let node = core.state.node(inode)?;
-        // Not what is told and cannot be set: who copies all that is listed would fail with it.
-        Ok(node.attributes.keys().flat_map(|name| name.iter().copied().chain([0])).collect())
+        // Not what is told and cannot be set, nor what an earlier program let be set: who copies
+        // all that is listed would fail with it. A class is of a part, and is not kept by its name.
+        let listed = node.attributes.keys().filter(|name| *name != PART && check_name(name).is_ok());
+        Ok(listed.flat_map(|name| name.iter().copied().chain([0])).collect())
     }
 
     /// Sets an extended attribute: only if it is there or is not, if `there` says so.
@@ -167,24 +169,16 @@ impl Files {
         value: &[u8],
         there: Option<bool>,
     ) -> Result<(), FileError> {
-        // Not `security`: what a capability lets a file do would have to go with each write.
-        let known: [&[u8]; 2] = [b"user.", b"trusted."];
-        if !known.iter().any(|kind| name.starts_with(kind) && name.len() > kind.len()) {
-            return Err(FileError::Unsupported { what: "an attribute of this kind" });
-        }
-        if [STORED, RATIO].contains(&name) {
-            return Err(FileError::NotPermitted { what: "what is stored is not set" });
-        }
-        if name.starts_with(OWN) && ![FORMAT, KV, LOSSY, PART, POOL].contains(&name) {
-            let name = String::from_utf8_lossy(name);
-            tracing::warn!("{name} is refused: user.lamina. has format, kv, lossy, class and pool to set");
-            return Err(FileError::Invalid { what: "user.lamina. has no such attribute to set" });
-        }
+        check_name(name).inspect_err(|_| {
+            if name.starts_with(OWN) {
+                let name = String::from_utf8_lossy(name);
+                tracing::warn!(
+                    "{name} is refused: user.lamina. has format, kv, lossy, class and pool to set"
+                );
+            }
+        })?;
         if name == PART {
             return self.set_class(caller, inode, value);
-        }
-        if name.len() > MAX_ATTRIBUTE_NAME {
-            return Err(FileError::TooLong { length: name.len(), most: MAX_ATTRIBUTE_NAME });
         }
         {
             let core = self.core.lock();
@@ -256,6 +250,25 @@ impl Files {
         let changes = vec![change, Change::Put { inode, meta }];
         self.commit(&mut core, changes, caller, value.is_none())
     }
+}
+
+/// Refuses a name that no attribute can be set by.
+fn check_name(name: &[u8]) -> Result<(), FileError> {
+    // Not `security`: what a capability lets a file do would have to go with each write.
+    let known: [&[u8]; 2] = [b"user.", b"trusted."];
+    if !known.iter().any(|kind| name.starts_with(kind) && name.len() > kind.len()) {
+        return Err(FileError::Unsupported { what: "an attribute of this kind" });
+    }
+    if [STORED, RATIO].contains(&name) {
+        return Err(FileError::NotPermitted { what: "what is stored is not set" });
+    }
+    if name.starts_with(OWN) && ![FORMAT, KV, LOSSY, PART, POOL].contains(&name) {
+        return Err(FileError::Invalid { what: "user.lamina. has no such attribute to set" });
+    }
+    if name.len() > MAX_ATTRIBUTE_NAME {
+        return Err(FileError::TooLong { length: name.len(), most: MAX_ATTRIBUTE_NAME });
+    }
+    Ok(())
 }
 
 /// As the kernel has it: the user's bit goes, and the group's where the group may run it.

@@ -1472,6 +1472,27 @@ fn attributes_that_are_told_are_not_listed_and_unknown_ones_of_the_devices_are_r
 }
 
 #[test]
+fn attributes_that_an_earlier_program_let_be_set_are_told_and_not_listed() {
+    let device = device();
+    let files = files(&device, true);
+    let inode = file(&files, "x");
+    let mine: &[u8] = b"user.mine";
+    files.set_attribute(Caller::default(), inode, mine, b"1", None).unwrap();
+    let old: [&[u8]; 3] = [b"user.lamina.formt", b"user.lamina.class", b"user.lamina.ratio"];
+    for name in old {
+        let change = Change::Attribute { inode, name: name.to_vec(), value: Some(b"old".to_vec()) };
+        files.commit(&mut files.core.lock(), vec![change], Caller::default(), true).unwrap();
+    }
+    drop(files);
+    let files = super::tests::files(&device, true);
+    assert_eq!(files.attribute_names(inode).unwrap(), [mine, b"\0"].concat());
+    for name in old {
+        assert_eq!(files.attribute(inode, name).unwrap(), b"old");
+        files.remove_attribute(Caller::default(), inode, name).unwrap();
+    }
+}
+
+#[test]
 fn a_fifo_without_a_name_stays_until_the_kernel_forgets_it() {
     let device = device();
     for kind in [libc::S_IFIFO, libc::S_IFSOCK, libc::S_IFCHR] {

@@ -27,6 +27,8 @@ fn a_pool_takes_neither_files_nor_models_whatever_is_forced() {
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!((output.status.code(), output.stdout.len()), (Some(4), 0), "{said}");
         assert!(said.contains("files/, models/w lie there") && !said.contains("--force"), "{said}");
+        // An empty files/ cannot be removed.
+        assert!(said.contains("with --files 0"), "{said}");
         whole("after it was refused");
     }
     // Nor by the library.
