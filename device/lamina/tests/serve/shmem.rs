@@ -352,7 +352,7 @@ fn a_guest_that_waits_for_another_to_go_is_told_of_in_the_log() {
         });
         let said = log.find(|line| line.as_ref().is_ok_and(|line| line.contains("another connection waits")));
         let said = said.expect("a line of the log").unwrap();
-        assert!(said.contains(socket.to_str().unwrap()), "{said}");
+        assert!(said.contains("shmem.sock"), "{said}");
         // The log is read to its end: nobody may wait for its reader.
         thread::spawn(move || log.for_each(drop));
         drop(guest.driver);
