@@ -286,7 +286,7 @@ pub(crate) struct Elastic {
     /// Weights of a chunk: an expert, a head, a neuron.
     #[arg(long, default_value_t = 65_536, value_name = "WEIGHTS", value_parser = whole::<u64, 1, { 1 << 24 }>)]
     pub(crate) chunk: u64,
-    /// Weights that are sampled.
+    /// Weights that are sampled, of each kind of a mix.
     #[arg(long, default_value_t = 1 << 20, value_name = "WEIGHTS", value_parser = whole::<u64, 1, { 1 << 24 }>)]
     pub(crate) sample: u64,
     /// Weights of the whole model: says how long its load takes.

@@ -114,7 +114,13 @@ fn analysis(name: &str, json: &Value, otherwise: &[Ratios; 3]) -> Result<[Ratios
 fn add_stored(sums: &mut Sums, json: &Value) -> Result<(), ModelError> {
     for (tensor, at) in tensors(json)? {
         let of = |name: &str| number(json, &format!("{at}/{name}"));
-        let (stored, whole, written) = (of("stored_bytes")?, of("logical_bytes")?, of("written_bytes")?);
+        let (stored, whole) = (of("stored_bytes")?, of("logical_bytes")?);
+        let at_written = format!("{at}/written_bytes");
+        if tensor.get("written_bytes").is_none() {
+            let must = "there; programs before did not say it: take the file anew";
+            return Err(ModelError::field(&at_written, "missing", must));
+        }
+        let written = number(json, &at_written)?;
         if tensor.pointer("/layout/kind").and_then(Value::as_str) != Some("lossy_kv") {
             // A tensor's last block may pass its end.
             sums.add(tensor, written.min(whole), stored);
