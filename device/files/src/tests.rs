@@ -514,19 +514,21 @@ fn all_names_can_be_removed_though_the_store_and_the_log_are_full() {
     assert_eq!(files.extent().inodes, 1);
 }
 
+/// Ends the threads, also if what is done panics.
+struct Stop<'a>(&'a std::sync::atomic::AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 /// Does something while two threads store noise into what files do not have of the base window, and
 /// try again whatever is refused. What is done is given what waits until the store is full.
 fn while_full(device: &Device, others: Range<u64>, done: impl FnOnce(&dyn Fn()) -> Result<(), FileError>) {
     let stop = std::sync::atomic::AtomicBool::new(false);
     let refused = AtomicU64::new(0);
     let half = (others.end - others.start) / 2;
-    /// Ends the threads, also if what is done panics.
-    struct Stop<'a>(&'a std::sync::atomic::AtomicBool);
-    impl Drop for Stop<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Relaxed);
-        }
-    }
     std::thread::scope(|scope| {
         let _stop = Stop(&stop);
         for thread in 0..2_u64 {

@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use crate::args::{ApiAt, Client, Discard, Flush, Poison, Snapshot, Tensor, TensorAdd, Upgrade, View};
 use crate::holder;
 use crate::meter::Meter;
-use crate::mount;
+use crate::mounted;
 use crate::out::{print_json, print_line};
 use crate::status::{NoDevice, Refused};
 use crate::table::{address, new_table, size, text};
@@ -76,7 +76,7 @@ async fn connect(api: &ApiAt) -> Result<Box<dyn Stream>> {
             if let Some(socket) = found.get() {
                 return connect_to(socket).await;
             }
-            let socket = mount::usual_socket()?;
+            let socket = mounted::usual_socket()?;
             let stream = connect_to(&socket).await?;
             // What a command asks next is of the same device, whatever is mounted meanwhile.
             found.get_or_init(|| socket);

@@ -23,6 +23,7 @@ mod manual;
 mod meter;
 mod modelled;
 mod mount;
+mod mounted;
 mod out;
 mod partition_table;
 mod pool;

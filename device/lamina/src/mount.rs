@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{ExitStatus, Stdio};
+use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
 use hyper::Method;
@@ -23,12 +23,13 @@ use tokio::process::{Child, Command};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use self::find::Found;
-pub(crate) use self::find::usual_socket;
 use crate::args::{ApiAt, LoadModel, Ls, Mount, Rm, Shown, Umount};
 use crate::client::{ask, escaped, rows, watched};
 use crate::holder;
 use crate::meter::Meter;
+use crate::mounted;
 use crate::out::{self, print_json, print_line};
+use crate::status::NotStarted;
 use crate::table::new_table;
 
 /// Bytes that files may take, unless a capacity is given. They are addresses: what is not written
@@ -51,7 +52,7 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
     // A model where DIR was forgotten. What is mounted already is not asked: it may be dead.
     if words.is_empty()
         && !says_device
-        && !find::is_mounted(&dir)?
+        && !mounted::is_mounted(&dir)?
         && (dir.is_file() || ModelPlan::open(&dir, &name_of(&dir)).is_ok())
     {
         bail!("say where to mount {0}: `lamina mount {0} DIR`", dir.display());
@@ -91,7 +92,7 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
     let capacity = capacity.or(fitting.filter(|_| new));
     // The device has a process group of its own: from here on this one ends it when it is to end.
     let mut signals = Signals::new()?;
-    let run_dir = find::run_dir_of(&dir)?;
+    let run_dir = mounted::run_dir_of(&dir)?;
     PrivateDir::make(&run_dir)?;
     if holder::is_held(&run_dir) {
         bail!(
@@ -188,16 +189,6 @@ impl Signals {
 #[error("interrupted; nothing is mounted")]
 struct Interrupted;
 
-/// A device ended before it was mounted.
-#[derive(Debug, thiserror::Error)]
-#[error("the device did not start ({status}){}{last}", if .last.is_empty() { "" } else { ":\n" })]
-pub(crate) struct NotStarted {
-    /// What it ended with.
-    pub(crate) status: ExitStatus,
-    /// What it said last.
-    last: String,
-}
-
 /// Starts a device and waits until it answers.
 ///
 /// # Errors
@@ -278,7 +269,7 @@ async fn end(device: &mut Child) -> bool {
 
 /// Removes the directory of a device that is gone, unless others use it too.
 fn forget(run_dir: &Path) {
-    if run_dir.parent().is_some_and(|parent| parent.ends_with(find::MOUNTS))
+    if run_dir.parent().is_some_and(|parent| parent.ends_with(mounted::MOUNTS))
         && !holder::is_held(run_dir)
         && let Err(why) = fs::remove_dir_all(run_dir)
     {

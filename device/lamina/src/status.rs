@@ -4,11 +4,10 @@
 //! `docs/operation.md` and against what the program does.
 
 use std::io;
-use std::process::ExitCode;
+use std::process::{ExitCode, ExitStatus};
 
 use lamina_pool::PoolError;
 
-use crate::mount::NotStarted;
 use crate::out::Unprinted;
 
 /// What the program ends with.
@@ -86,6 +85,16 @@ impl From<Status> for ExitCode {
     fn from(status: Status) -> Self {
         Self::from(status as u8)
     }
+}
+
+/// A device ended before it was mounted.
+#[derive(Debug, thiserror::Error)]
+#[error("the device did not start ({status}){}{last}", if .last.is_empty() { "" } else { ":\n" })]
+pub(crate) struct NotStarted {
+    /// What it ended with.
+    pub(crate) status: ExitStatus,
+    /// What it said last.
+    pub(crate) last: String,
 }
 
 /// Nothing answers where a device was looked for.
