@@ -326,23 +326,32 @@ assert free == [True]
     assert done.returncode == 0, done.stderr
 
 
-def test_the_death_of_a_parent_is_noticed_while_its_fork_lives(pool, path):
-    script = """
-import os, sys, lamina.pool
-pool = lamina.pool.open(sys.argv[1])
+# The end of a script whose process dies and leaves a fork that lives until its input ends.
+FORKS_AND_DIES = """
 if os.fork() == 0:
     sys.stdin.read()
     os._exit(0)
 print("forked", flush=True)
 os.kill(os.getpid(), 9)
 """
+
+
+def death_is_noticed(pool):
+    deadline = time.monotonic() + 10
+    while pool.stat()["nodes"] > 1:
+        assert time.monotonic() < deadline, pool.stat()
+
+
+def test_the_death_of_a_parent_is_noticed_while_its_fork_lives(pool, path):
+    script = """
+import os, sys, lamina.pool
+pool = lamina.pool.open(sys.argv[1])
+""" + FORKS_AND_DIES
     words = [sys.executable, "-c", script, str(path)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "forked\n"
         process.wait()
-        deadline = time.monotonic() + 10
-        while pool.stat()["nodes"] > 1:
-            assert time.monotonic() < deadline, pool.stat()
+        death_is_noticed(pool)
         process.stdin.close()
 
 
@@ -380,9 +389,7 @@ os.kill(os.getpid(), 9)
         try:
             assert process.stdout.readline() == "forked\n"
             process.wait()
-            deadline = time.monotonic() + 10
-            while pool.stat()["nodes"] > 1:
-                assert time.monotonic() < deadline, pool.stat()
+            death_is_noticed(pool)
         finally:
             process.kill()
             process.stdin.close()
@@ -414,21 +421,14 @@ for round in range(50):
     assert os.read(reading, 10) == b"closed"
     os.close(reading)
     assert os.waitpid(child, 0)[1] == 0
-if os.fork() == 0:
-    sys.stdin.read()
-    os._exit(0)
-print("forked", flush=True)
-os.kill(os.getpid(), 9)
-"""
+""" + FORKS_AND_DIES
     words = [sys.executable, "-c", script, str(path)]
     pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
     with subprocess.Popen(words, text=True, **pipes) as process:
         try:
             assert process.stdout.readline() == "forked\n", process.stderr.read()
             process.wait()
-            deadline = time.monotonic() + 10
-            while pool.stat()["nodes"] > 1:
-                assert time.monotonic() < deadline, pool.stat()
+            death_is_noticed(pool)
         finally:
             process.kill()
             process.stdin.close()
