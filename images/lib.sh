@@ -10,6 +10,9 @@
 # * Packages come from the mirror the host's own apt configuration names (else the one mmdebstrap does), or from $LAMINA_MIRROR. Nothing is installed on the
 #   host and no package script runs: packages are only unpacked.
 
+# With it, `cd` may print where it goes, and go elsewhere.
+unset CDPATH
+
 recipe=$(basename -- "$0")
 images=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 suite=trixie
@@ -53,7 +56,10 @@ provide() {
     local name=$1 function=$2 cache key
     need flock util-linux
     cache=${LAMINA_CACHE:-${XDG_CACHE_HOME:-${HOME:?is not set, and neither is LAMINA_CACHE}/.cache}/lamina}
-    key=$(cat -- "$images/lib.sh" "$images/$recipe" "$images/$recipe.d"/* 2>/dev/null | sha256sum | cut -c1-12) || true
+    cache=$(realpath -m -- "$cache")
+    local parts=("$images/lib.sh" "$images/$recipe")
+    [ ! -d "$images/$recipe.d" ] || parts+=("$images/$recipe.d"/*)
+    key=$(cat -- "${parts[@]}" | sha256sum | cut -c1-12)
     result=$cache/$name-$key
     mkdir -p -- "$cache" || die "cannot make the cache folder $cache" "set LAMINA_CACHE to a folder that can be written"
     if [ -e "$result/complete" ] && [ -z "$refresh" ]; then

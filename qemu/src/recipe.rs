@@ -55,13 +55,15 @@ pub fn root() -> PathBuf {
 }
 
 /// The folder that things are kept in between runs, shared with the recipes: `LAMINA_CACHE`, or
-/// `lamina` in the user's cache.
+/// `lamina` in the user's cache. Absolute, as recipes print it.
 pub fn cache() -> PathBuf {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set("LAMINA_CACHE")
+    let folder = set("LAMINA_CACHE")
         .or_else(|| Some(set("XDG_CACHE_HOME")?.join("lamina")))
         .or_else(|| Some(set("HOME")?.join(".cache/lamina")))
-        .unwrap_or_else(|| env::temp_dir().join("lamina"))
+        .unwrap_or_else(|| env::temp_dir().join("lamina"));
+    // Without a current folder, recipes say what is wrong.
+    std::path::absolute(&folder).unwrap_or(folder)
 }
 
 /// Runs the recipe of this name and returns the folder it made, or made before.
