@@ -111,6 +111,18 @@ fn a_program_is_built_and_started_where_nothing_more_may_be_installed() {
 }
 
 #[test]
+fn what_cargo_says_of_what_it_cannot_read_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let programs = without(folder.path(), &[]);
+    program(&programs.join("cargo"), "#!/bin/sh\necho 'this edition is too new' >&2\nexit 101\n");
+    let output =
+        Command::new(root().join("x")).args(["lamina", "doctor"]).env("PATH", &programs).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("this edition is too new"), "{said}");
+    assert!(said.contains("x: error: cargo cannot read Cargo.toml"), "{said}");
+}
+
+#[test]
 fn apt_asks_nothing_and_one_archive_that_fails_is_no_end() {
     let folder = tempfile::tempdir().unwrap();
     let programs = without(folder.path(), &["zstd", "apt-get", "sudo", "id"]);
