@@ -1,7 +1,7 @@
 //! Files that a command makes, a drawing or a page: there whole or not at all, and never over what
 //! the command reads.
 
-use std::fs::{self, Metadata, Permissions};
+use std::fs::{self, File, Metadata, Permissions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::Path;
@@ -14,11 +14,8 @@ use tempfile::Builder;
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let failed = || format!("cannot write {}", path.display());
     let there = fs::metadata(path).ok();
-    let is_handed = path.starts_with("/dev") || path.starts_with("/proc");
-    let dangles = there.is_none() && fs::symlink_metadata(path).is_ok();
-    if there.as_ref().is_some_and(|there| !there.is_file()) || is_handed || dangles {
-        // A terminal, a pipe or /dev/null is written to, and so are what somebody else has opened
-        // and what a link names that is not there. A directory says that it is one.
+    if is_written_to(path) {
+        // A directory says that it is one.
         return fs::write(path, bytes).with_context(failed);
     }
     let replaced = replace(path, there.as_ref(), bytes);
@@ -57,14 +54,33 @@ fn replace(path: &Path, there: Option<&Metadata>, bytes: &[u8]) -> io::Result<()
 /// Refuses, before minutes of work, an `option` whose file cannot be made or is one of those that
 /// are `read`.
 pub(crate) fn check<'p>(option: &str, path: &Path, read: impl IntoIterator<Item = &'p Path>) -> Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if !folder.is_dir() {
-        bail!("cannot write {}: there is no directory {}", path.display(), folder.display());
+    let beside = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !beside.is_dir() {
+        bail!("cannot write {}: there is no directory {}", path.display(), beside.display());
     }
     if path.is_dir() {
         bail!("cannot write {}: it is a directory", path.display());
     }
-    not_over(option, path, read)
+    not_over(option, path, read)?;
+    if is_written_to(path) {
+        return Ok(());
+    }
+    // In place of the file one without a name is made, or what is there is opened, as `write` will.
+    let folder = fs::canonicalize(path).ok().and_then(|path| Some(path.parent()?.to_owned()));
+    let folder = folder.as_deref().unwrap_or(beside);
+    let made = tempfile::tempfile_in(folder).map(drop);
+    let there = || File::options().write(true).open(path).map(drop);
+    let made = made.or_else(|why| there().map_err(|_| why));
+    made.with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Whether what is at a path is written to and not replaced: a terminal, a pipe or /dev/null, what
+/// somebody else has opened, and what a link names that is not there.
+fn is_written_to(path: &Path) -> bool {
+    let there = fs::metadata(path).ok();
+    let dangles = there.is_none() && fs::symlink_metadata(path).is_ok();
+    let is_handed = path.starts_with("/dev") || path.starts_with("/proc");
+    there.is_some_and(|there| !there.is_file()) || is_handed || dangles
 }
 
 /// Refuses an `option` whose file is one of those that are `read`, by whatever name.
@@ -137,5 +153,9 @@ mod tests {
         assert!(check("--plot", folder.path(), reads).unwrap_err().to_string().contains("is a directory"));
         let nowhere = folder.path().join("no/file");
         assert!(check("--plot", &nowhere, reads).unwrap_err().to_string().contains("no directory"));
+        // Nobody makes a file in /sys.
+        let refused = check("--plot", Path::new("/sys/file"), reads).unwrap_err().to_string();
+        assert_eq!(refused, "cannot write /sys/file");
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 3, "nothing is made");
     }
 }

@@ -45,16 +45,21 @@ pub(crate) fn reproduce(args: &Reproduce) -> Result<()> {
         let one = [&args.decode, &args.llama].into_iter().flatten();
         args.model.iter().chain(&args.cache).chain(one).map(PathBuf::as_path)
     };
-    for name in [PAGE, JSON] {
-        made_file::not_over("--out", &args.out.join(name), read())?;
+    let made = [PAGE, JSON].map(|name| args.out.join(name));
+    for path in &made {
+        made_file::not_over("--out", path, read())?;
     }
     fs::create_dir_all(&args.out)
         .with_context(|| format!("cannot make the folder {}", args.out.display()))?;
+    for path in &made {
+        made_file::check("--out", path, read())?;
+    }
     let found = Found::new(args)?;
     let book = book(&found, begun)?;
     let json = serde_json::to_vec_pretty(&book)?;
-    made_file::write(&args.out.join(PAGE), page::html(&book).as_bytes())?;
-    made_file::write(&args.out.join(JSON), &json)?;
+    let [html_path, json_path] = &made;
+    made_file::write(html_path, page::html(&book).as_bytes())?;
+    made_file::write(json_path, &json)?;
     if args.json {
         out::text(&[&json[..], b"\n"].concat())?;
         return Ok(());
@@ -69,7 +74,7 @@ pub(crate) fn reproduce(args: &Reproduce) -> Result<()> {
     writeln!(
         text,
         "\n{beside} of {numbers} printed numbers have one of ours beside them: {}",
-        args.out.join(PAGE).display()
+        html_path.display()
     )?;
     Ok(out::text(&text)?)
 }

@@ -222,6 +222,12 @@ fn what_cannot_be_is_refused_by_its_name_and_nothing_is_written() {
     assert!(refused(&["--cache", weights, "--out", out]).contains("--kv CHANNELS"));
     assert!(refused(&["--kv", "32", "--out", out]).contains("--cache"));
     assert!(refused(&["--out", text]).contains(text));
+    // Before anything is read.
+    let taken = folder.path().join("taken/report.html");
+    fs::create_dir_all(&taken).unwrap();
+    let into = taken.parent().unwrap().to_str().unwrap();
+    let why = refused(&["--model", "/nonexistent.safetensors", "--out", into]);
+    assert!(why.contains("report.html: it is a directory"), "{why}");
     assert!(!Path::new(out).join("report.html").exists());
     // The decoder's report may lie where the page is to go.
     let decoded = folder.path().join("report.json");

@@ -197,7 +197,10 @@ fn remove(made: &[PathBuf]) {
     }
 }
 
-/// What is mounted at a path, from /proc/self/mountinfo.
+/// Where the kernel lists what is mounted.
+const TABLE: &str = "/proc/self/mountinfo";
+
+/// What is mounted at a path, from [`TABLE`].
 #[derive(Debug)]
 struct Mounted {
     kind: String,
@@ -223,24 +226,30 @@ impl Mounted {
 
     /// What `path` is in the table of mounts, and all of that, the uppermost first.
     fn table(path: &Path) -> Result<(PathBuf, Vec<(PathBuf, Self)>), ServeError> {
-        let table = "/proc/self/mountinfo";
-        let text = fs::read_to_string(table)
-            .map_err(|source| ServeError::MountPoint { path: table.into(), source })?;
+        let text = fs::read(TABLE).map_err(|source| ServeError::MountPoint { path: TABLE.into(), source })?;
         // Resolving the directory itself would ask a dead server; resolving its parent does not.
         let parent = path.parent().and_then(|parent| parent.canonicalize().ok());
         let resolved =
             parent.zip(path.file_name()).map_or_else(|| path.to_owned(), |(parent, name)| parent.join(name));
-        Ok((resolved, text.lines().rev().filter_map(Self::parse).collect()))
+        let mut all = Self::all(&text);
+        all.reverse();
+        Ok((resolved, all))
+    }
+
+    /// The mounts that [`TABLE`] lists, in its order. The kernel writes bytes of paths that are no
+    /// UTF-8 as they are, anybody's among them.
+    fn all(table: &[u8]) -> Vec<(PathBuf, Self)> {
+        table.split(|byte| *byte == b'\n').filter_map(Self::parse).collect()
     }
 
     /// A line:
     /// `id parent major:minor root mount-point options [fields…] - type source super-options`.
-    fn parse(line: &str) -> Option<(PathBuf, Self)> {
-        let (left, right) = line.split_once(" - ")?;
-        let mut left = left.split(' ').skip(2);
-        let (device, point) = (left.next()?, left.nth(1)?);
-        let mut right = right.split(' ');
-        let (kind, source) = (right.next()?.to_owned(), right.next()?.to_owned());
+    fn parse(line: &[u8]) -> Option<(PathBuf, Self)> {
+        let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
+        let mut fields = line.split(|byte| *byte == b' ').skip(2);
+        let (device, point) = (text(fields.next()?), fields.nth(1)?);
+        let mut behind = fields.skip_while(|field| *field != b"-").skip(1);
+        let (kind, source) = (text(behind.next()?), text(behind.next()?));
         let minor = device.split_once(':')?.1.to_owned();
         Some((unescape(point), Self { kind, source, minor }))
     }
@@ -292,9 +301,10 @@ fn probe(path: &Path) -> Option<Result<(), Errno>> {
 
 /// Whether a process still runs, other than as a zombie waiting for its last thread.
 fn lives(pid: u32) -> bool {
-    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    let Ok(stat) = fs::read(format!("/proc/{pid}/stat")) else { return false };
     // The state follows the name, which is in parentheses and may contain anything.
-    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    let state = String::from_utf8_lossy(&stat);
+    let state = state.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
     !matches!(state, None | Some('Z' | 'X'))
 }
 
@@ -366,10 +376,10 @@ pub(super) fn minor_at(path: &Path) -> Option<String> {
 /// The device numbers of all mounts of the server that has the mount of this number, without asking
 /// them anything.
 pub(super) fn numbers_beside(number: u64) -> io::Result<Vec<u64>> {
-    let text = fs::read_to_string("/proc/self/mountinfo")?;
+    let table = fs::read(TABLE)?;
     // FUSE has no device of its own: the major number is 0.
     let numbered = |mounted: Mounted| Some((makedev(0, mounted.minor.parse().ok()?), mounted.source));
-    let all = text.lines().filter_map(Mounted::parse).map(|(_, mounted)| mounted);
+    let all = Mounted::all(&table).into_iter().map(|(_, mounted)| mounted);
     let ours: Vec<_> =
         all.filter(|mounted| mounted.source.starts_with(SOURCE)).filter_map(numbered).collect();
     let source = ours.iter().find(|(other, _)| *other == number).map(|(_, source)| source);
@@ -413,10 +423,10 @@ fn unmount(path: &Path, minor: &str) -> io::Result<bool> {
 }
 
 /// Undoes the octal escapes of mountinfo (`\040` is a space).
-fn unescape(text: &str) -> PathBuf {
+fn unescape(text: &[u8]) -> PathBuf {
     use std::os::unix::ffi::OsStringExt;
     let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
+    let mut rest = text;
     while let Some((&first, tail)) = rest.split_first() {
         let escape = tail
             .first_chunk::<3>()
@@ -436,17 +446,35 @@ fn unescape(text: &str) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStrExt;
+
     use super::*;
 
     #[test]
     fn mountinfo_lines_are_understood() {
         let line = r"99 28 0:53 / /tmp/a\040b rw,nosuid shared:7 - fuse.lamina lamina-42 rw,user_id=0";
-        let (path, mounted) = Mounted::parse(line).unwrap();
+        let (path, mounted) = Mounted::parse(line.as_bytes()).unwrap();
         assert_eq!(path, Path::new("/tmp/a b"));
         assert_eq!(
             (mounted.kind.as_str(), mounted.source.as_str(), mounted.minor.as_str()),
             ("fuse.lamina", "lamina-42", "53")
         );
+        for cut in
+            [&b""[..], b"99 28 0:53 / /tmp rw", b"99 28 0:53 / /tmp rw - fuse", b"99 28 053 / / rw - a b"]
+        {
+            assert!(Mounted::parse(cut).is_none());
+        }
+    }
+
+    #[test]
+    fn mounts_whose_paths_are_no_utf_8_hide_none() {
+        let table = b"30 1 0:27 /\xfe /mnt/bad\xffdir rw - tmpfs \xfd rw\n\
+            31 1 0:28 / /mnt/m rw shared:1 master:2 - fuse lamina-7 rw\n";
+        let all = Mounted::all(table);
+        let found: Vec<_> =
+            all.iter().map(|(point, mounted)| (point.as_os_str().as_bytes(), &*mounted.kind)).collect();
+        assert_eq!(found, [(&b"/mnt/bad\xffdir"[..], "tmpfs"), (&b"/mnt/m"[..], "fuse")]);
+        assert_eq!((&*all[1].1.source, &*all[1].1.minor), ("lamina-7", "28"));
     }
 
     #[test]

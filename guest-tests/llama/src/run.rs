@@ -16,6 +16,8 @@ pub struct Written {
     pub tokens: Vec<usize>,
     /// SHA-256 of all logits, in hexadecimal.
     pub logits_sha256: String,
+    /// Whether every logit is finite.
+    pub are_finite: bool,
 }
 
 /// What a model thinks of a text.
@@ -27,6 +29,8 @@ pub struct Judged {
     pub surprise: f64,
     /// SHA-256 of all logits, in hexadecimal.
     pub logits_sha256: String,
+    /// Whether every logit is finite.
+    pub are_finite: bool,
 }
 
 impl Judged {
@@ -71,7 +75,8 @@ where
             tokens.push(token);
         }
     }
-    Ok(Written { tokens, logits_sha256: digest.finish() })
+    let (logits_sha256, are_finite) = digest.finish();
+    Ok(Written { tokens, logits_sha256, are_finite })
 }
 
 /// Reads `text`, at most as much of it as the model can take, and says how well each token was
@@ -105,7 +110,8 @@ where
         }
         done += count;
     }
-    Ok(Judged { predicted: steps, surprise, logits_sha256: digest.finish() })
+    let (logits_sha256, are_finite) = digest.finish();
+    Ok(Judged { predicted: steps, surprise, logits_sha256, are_finite })
 }
 
 /// −ln of the probability that `logits` give `token`.
@@ -120,7 +126,11 @@ const LOGITS: usize = 1024;
 
 /// A digest of logits.
 #[derive(Default)]
-struct LogitsDigest(Sha256);
+struct LogitsDigest {
+    sha256: Sha256,
+    /// Whether one was NaN or infinite.
+    overflown: bool,
+}
 
 impl LogitsDigest {
     fn add(&mut self, logits: &[f32]) {
@@ -128,14 +138,17 @@ impl LogitsDigest {
         for logits in logits.chunks(LOGITS) {
             bytes.clear();
             bytes.extend(logits.iter().flat_map(|logit| logit.to_le_bytes()));
-            self.0.update(&bytes);
+            self.sha256.update(&bytes);
+            self.overflown |= !logits.iter().all(|logit| logit.is_finite());
         }
     }
 
-    fn finish(self) -> String {
-        self.0.finalize().iter().fold(String::new(), |mut text, byte| {
+    /// In hexadecimal, and whether every logit was finite.
+    fn finish(self) -> (String, bool) {
+        let text = self.sha256.finalize().iter().fold(String::new(), |mut text, byte| {
             let _ = write!(text, "{byte:02x}"); // a String takes anything
             text
-        })
+        });
+        (text, !self.overflown)
     }
 }

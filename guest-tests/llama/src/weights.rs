@@ -135,6 +135,21 @@ impl Weight {
         }
     }
 
+    /// Its dimensions in a checkpoint, the outermost first; a gain has one.
+    pub fn dimensions(self, config: &Config) -> Vec<u64> {
+        let (rows, columns) = self.shape(config);
+        if self.is_gain() { vec![columns as u64] } else { vec![rows as u64, columns as u64] }
+    }
+
+    /// Whether a tensor of these dimensions, the outermost first, has its shape. A dimension of 1
+    /// in front changes no element's place.
+    pub fn fits(self, config: &Config, dimensions: &[u64]) -> bool {
+        fn inner(dimensions: &[u64]) -> &[u64] {
+            &dimensions[dimensions.iter().take_while(|dimension| **dimension == 1).count()..]
+        }
+        inner(dimensions) == inner(&self.dimensions(config))
+    }
+
     /// Rows and columns; a gain is one row.
     pub fn shape(self, config: &Config) -> (usize, usize) {
         let Config { dim, hidden_dim, .. } = *config;
@@ -244,5 +259,30 @@ mod tests {
         assert_eq!(Weight::Layer(0, Part::Router).shape(&of_experts), (4, 8));
         assert_eq!(Weight::Layer(2, Part::Wk).shape(&config), (4, 8));
         assert_eq!(Weight::Layer(0, Part::W2).shape(&config), (8, 6));
+    }
+
+    #[test]
+    fn a_shape_fits_whatever_ones_are_in_front_and_not_the_other_way_round() {
+        let config = Config {
+            dim: 8,
+            hidden_dim: 1,
+            n_layers: 1,
+            n_heads: 4,
+            n_kv_heads: 2,
+            vocab_size: 5,
+            seq_len: 9,
+            rope_theta: 10_000.0,
+            norm_eps: 1e-5,
+            experts: None,
+        };
+        for (weight, fitting, other) in [
+            (Weight::Embedding, &[&[5, 8][..], &[1, 5, 8]][..], &[&[8, 5][..], &[40], &[5, 8, 1], &[]][..]),
+            (Weight::Norm, &[&[8], &[1, 8]], &[&[8, 1], &[1], &[2, 4]]),
+            (Weight::Layer(0, Part::W1), &[&[1, 8], &[8]], &[&[8, 1]]),
+            (Weight::Layer(0, Part::W2), &[&[8, 1]], &[&[1, 8], &[8]]),
+        ] {
+            assert!(fitting.iter().all(|dimensions| weight.fits(&config, dimensions)), "{weight:?}");
+            assert!(!other.iter().any(|dimensions| weight.fits(&config, dimensions)), "{weight:?}");
+        }
     }
 }

@@ -15,7 +15,9 @@ use serde::Serialize;
 
 use crate::{
     daemon::{Ready, SharedDaemon},
-    decode::{TOKENIZER, expected, has_weights, read},
+    decode::{TOKENIZER, expected, has_weights},
+    figures::shown,
+    files::{MAX_VOCABULARY_BYTES, read},
     job::{On, Step},
     judge::Judge,
     visit::Visit,
@@ -109,7 +111,7 @@ impl Handoff {
         let shape = judge.note("config").context("the model does not say its shape: see ./x run --help")?;
         let config = Config::from_json(shape)?;
         has_weights(&judge, &config)?;
-        let vocabulary = read(&self.tokenizer)?;
+        let vocabulary = read(&self.tokenizer, MAX_VOCABULARY_BYTES)?;
         let tokenizer = Tokenizer::parse(&vocabulary, config.vocab_size)
             .with_context(|| format!("{} does not fit the model", self.tokenizer.display()))?;
         let prompt_tokens = tokenizer.encode(&self.prompt).len();
@@ -305,7 +307,8 @@ impl HandoffReport {
         } else {
             format!("two guests in {}", self.qemu)
         };
-        let mut text = format!("handoff {}, {by}, hosts of one region without coherence\n", self.model);
+        let model = shown(&self.model);
+        let mut text = format!("handoff {model}, {by}, hosts of one region without coherence\n");
         for side in &self.sides {
             let SideReport { host, blocks, block_bytes, waited_seconds, seconds, calls, .. } = side;
             let done = match side.side {
@@ -332,7 +335,8 @@ impl HandoffReport {
             "text    {} tokens, {} of them the prompt, {same}:",
             self.tokens, self.prompt_tokens
         );
-        let _ = write!(text, "        {}", self.text.replace('\n', "\n        "));
+        let lines: Vec<_> = self.text.split('\n').map(shown).collect();
+        let _ = write!(text, "        {}", lines.join("\n        "));
         for problem in &self.problems {
             let _ = write!(text, "\nproblem {problem}");
         }

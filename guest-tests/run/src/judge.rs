@@ -3,7 +3,6 @@
 
 use std::{
     collections::BTreeMap,
-    fs::File,
     io::Read,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
@@ -13,6 +12,8 @@ use anyhow::{Context, Result, bail};
 use lamina_reference::Format;
 use safetensors::{Dtype, tensor::Metadata};
 use sha2::{Digest, Sha256};
+
+use crate::files::open_regular;
 
 /// The tensors of some checkpoints.
 pub struct Judge {
@@ -27,6 +28,8 @@ struct Tensor {
     length: usize,
     format: Format,
     elements: u64,
+    /// The outermost dimension first.
+    dimensions: Vec<u64>,
     /// Whether elements have six bits in the file, the first in the lowest, and a byte each on the
     /// device.
     is_packed: bool,
@@ -61,6 +64,14 @@ impl Judge {
         Ok((tensor.format, tensor.elements))
     }
 
+    /// The dimensions of a tensor as its file has them, the outermost first.
+    ///
+    /// # Errors
+    /// When there is no such tensor.
+    pub fn dimensions(&self, tensor: &str) -> Result<&[u64]> {
+        Ok(&self.tensor(tensor)?.dimensions)
+    }
+
     /// The names of all tensors that have elements, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.iter().filter(|(_, tensor)| tensor.length > 0).map(|(name, _)| name.as_str())
@@ -74,7 +85,7 @@ impl Judge {
     pub fn full(&self, tensor: &str, rotation: u64) -> Result<Vec<u8>> {
         let tensor = self.tensor(tensor)?;
         let mut bytes = vec![0; tensor.length];
-        File::open(&tensor.path)?.read_exact_at(&mut bytes, tensor.offset)?;
+        open_regular(&tensor.path)?.read_exact_at(&mut bytes, tensor.offset)?;
         if tensor.is_packed {
             let bit = |at: usize| bytes[at / 8] >> (at % 8) & 1;
             bytes = (0..bytes.len() * 8 / 6).map(|at| (0..6).map(|k| bit(at * 6 + k) << k).sum()).collect();
@@ -108,7 +119,7 @@ impl Judge {
     }
 
     fn read_header(&mut self, path: &Path) -> Result<()> {
-        let mut file = File::open(path)?;
+        let mut file = open_regular(path)?;
         let mut length = [0; 8];
         file.read_exact(&mut length)?;
         let header_bytes = u64::from_le_bytes(length);
@@ -135,8 +146,10 @@ impl Judge {
             let bits = if is_packed { 6 } else { u64::from(format.bits()) };
             let elements = length as u64 * 8 / bits;
             let offset = 8 + header_bytes + start as u64;
+            let dimensions = info.shape.iter().map(|dimension| *dimension as u64).collect();
             let path = path.to_owned();
-            self.tensors.insert(name, Tensor { path, offset, length, format, elements, is_packed });
+            let tensor = Tensor { path, offset, length, format, elements, dimensions, is_packed };
+            self.tensors.insert(name, tensor);
         }
         for (name, text) in metadata.metadata().iter().flatten() {
             self.notes.entry(name.clone()).or_insert_with(|| text.clone());

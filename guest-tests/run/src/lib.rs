@@ -10,6 +10,7 @@ pub mod daemon;
 pub mod decode;
 pub mod disks;
 mod figures;
+mod files;
 pub mod handoff;
 pub mod interrupt;
 pub mod job;

@@ -10,7 +10,7 @@ pub use crate::subject::{DeviceReport, GuestReport};
 use crate::{
     daemon::Skipped,
     decode::report::DecodeReport,
-    figures::{percent, ratio},
+    figures::{percent, ratio, shown},
     ram::report::RamReport,
 };
 
@@ -243,9 +243,14 @@ impl Report {
         }
     }
 
-    /// Whether everything was right.
+    /// Whether everything was right, and is where it was asked for.
     pub fn good(&self) -> bool {
-        self.problems.is_empty()
+        self.problems.is_empty() && self.unsaved().is_none()
+    }
+
+    /// Why a file that was asked for is not there.
+    fn unsaved(&self) -> Option<&str> {
+        self.decode.as_ref()?.unsaved.as_deref()
     }
 
     /// Writes the report as JSON.
@@ -304,7 +309,11 @@ impl Report {
                 self.skipped.len()
             ));
         }
-        lines.extend(self.problems.iter().map(|problem| format!("problem {problem}")));
+        let problems = self.problems.iter().map(String::as_str).chain(self.unsaved());
+        for problem in problems {
+            let problem = problem.lines().map(shown).collect::<Vec<_>>().join("\n");
+            lines.push(format!("problem {problem}"));
+        }
         let checked = [
             (!self.views.is_empty(), "every byte"),
             (self.decode.is_some(), "every logit that was compared"),
@@ -312,7 +321,7 @@ impl Report {
         ];
         let checked: Vec<_> = checked.iter().filter(|(was, _)| *was).map(|(_, what)| *what).collect();
         let what = if checked.is_empty() { "every byte".to_owned() } else { checked.join(" and ") };
-        lines.push(format!("{}{what} was right", if self.good() { "" } else { "NOT " }));
+        lines.push(format!("{}{what} was right", if self.problems.is_empty() { "" } else { "NOT " }));
         lines.join("\n")
     }
 
@@ -451,6 +460,33 @@ impl InterleaveReport {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_that_was_right_and_whose_file_is_missing_is_not_good_and_not_called_wrong() {
+        let device = serde_json::json!({
+            "mode": "trace", "codec": "tree", "gcomp_codec": null, "capacity_bytes": 0, "logical_bytes": 0,
+            "stored_bytes": 0, "index_bytes": 0, "ratio": null,
+        });
+        let decode = serde_json::json!({
+            "tokens": 3, "text": "five", "text_sha256": "", "identical_to_reference": true, "perplexity": {},
+            "policy_perplexity": {}, "stored_bytes_fetched": 0, "plain_bytes_fetched": 0, "page_tokens": 1,
+            "flush_every": 1, "evicted_each_step": false, "runs": [], "unsaved": "cannot write K and V to /x\u{7}",
+        });
+        let device = serde_json::from_value(device).unwrap();
+        let decode: DecodeReport = serde_json::from_value(decode).unwrap();
+        let saved = DecodeReport { unsaved: None, ..decode.clone() };
+        let report = |decode| Report { decode: Some(decode), ..Report::of(GuestReport::default(), device) };
+        let report = report(decode);
+        let text = report.to_text();
+        assert!(!report.good());
+        assert!(
+            text.ends_with(
+                "problem cannot write K and V to /x\\u{7}\nevery logit that was compared was right"
+            ),
+            "{text}"
+        );
+        assert!(Report { decode: Some(saved), ..report }.good());
+    }
 
     #[test]
     fn traffic_is_told_by_name_with_the_codec_of_gcomp_and_what_one_access_is() {

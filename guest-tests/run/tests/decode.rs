@@ -1,12 +1,16 @@
 //! Making a decoder job ready: what it asks of the device, and what it refuses.
 
+#[expect(dead_code, reason = "its own tests use the rest of it")]
+#[path = "../../llama/tests/llama/tiny.rs"]
+mod tiny;
+
 use std::path::Path;
 
 use lamina_reference::Format;
 use lamina_run::{
     bundled, bundled_file,
     daemon::Serve,
-    decode::{Compared, Decode},
+    decode::{Compared, Decode, gguf::convert},
     judge::Judge,
 };
 
@@ -77,10 +81,32 @@ fn k_and_v_of_the_judged_text_are_saved() {
     let bytes = saved.full("layers.0.seq.0.v", 0).unwrap();
     assert!(bytes.chunks(2).any(|word| word != &bytes[..2]));
 
+    // A file that cannot be written changes nothing of what is expected.
     let nowhere = Decode { save_kv: Some(folder.path().join("no/such/folder")), ..job };
     let expected = prepared.expected(&nowhere, &Judge::new(&serve.models).unwrap());
-    let why = expected.into_iter().flatten().find_map(Result::err).unwrap();
-    assert!(format!("{why:#}").contains("no/such/folder"), "{why:#}");
+    let unsaved: Vec<_> = expected.into_iter().filter_map(|run| run.unwrap().unwrap().unsaved).collect();
+    assert!(matches!(&*unsaved, [why] if why.contains("no/such/folder")), "{unsaved:?}");
+}
+
+#[test]
+fn logits_that_are_no_numbers_are_known_for_what_they_are() {
+    let mut model = std::fs::read(&bundled().unwrap()[0]).unwrap();
+    let data = 8 + usize::try_from(u64::from_le_bytes(model[..8].try_into().unwrap())).unwrap();
+    let header: serde_json::Value = serde_json::from_slice(&model[8..data]).unwrap();
+    let norm = header["norm.weight"]["data_offsets"][0].as_u64().unwrap();
+    let norm = data + usize::try_from(norm).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let few =
+        || Decode { policies: Vec::new(), views: Vec::new(), tokens: 5, text_tokens: Some(5), ..decode() };
+    for (bits, finite) in [(0x3f80_u16, true), (0x7fc0, false), (0x7f80, false)] {
+        model[norm..norm + 2].copy_from_slice(&bits.to_le_bytes());
+        std::fs::write(&path, &model).unwrap();
+        let mut serve = Serve { models: vec![path.clone()], ..serve(&[]) };
+        let prepared = few().prepare(&mut serve).unwrap();
+        let expected = prepared.expected(&few(), &Judge::new(&serve.models).unwrap());
+        assert!(expected.into_iter().all(|run| run.unwrap().unwrap().are_finite == finite), "{bits:#x}");
+    }
 }
 
 #[test]
@@ -143,6 +169,48 @@ fn a_window_is_no_smaller_than_a_block_and_no_larger_than_the_device_takes() {
 }
 
 #[test]
+fn a_window_that_is_given_is_no_smaller_than_a_block() {
+    for (given, window) in [(8, 64), (100, 100), (256, 256)] {
+        let mut serve = serve(&[0]);
+        Decode { window_tokens: Some(given), ..decode() }.prepare(&mut serve).unwrap();
+        assert_eq!(serve.kv, [format!("sequence.*=32,{window}")]);
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_vocabulary_is_told_of_the_file_that_it_is_in() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    std::fs::write(&path, tiny::gguf()).unwrap();
+    convert(&path).unwrap();
+    let mut bad = tiny::Tiny::default();
+    let pair = [&3_u64.to_le_bytes()[..], b"q q"].concat();
+    bad.set("tokenizer.ggml.merges", tiny::list(8, [pair]));
+    std::fs::write(&path, bad.file()).unwrap();
+    let Err(why) = convert(&path) else { panic!("it is refused") };
+    let (why, path) = (format!("{why:#}"), path.display());
+    assert_eq!(
+        why,
+        format!(
+            "the vocabulary of {path} is none: pair 0 of the vocabulary, \"q q\", is not two of its tokens that make a third"
+        )
+    );
+}
+
+#[test]
+fn what_is_no_regular_file_is_refused_by_its_path_wherever_it_is_given() {
+    let null = || Path::new("/dev/null").to_owned();
+    let says = "cannot read /dev/null: it is no regular file";
+    let text = Decode { text: Some(null()), ..decode() }.prepare(&mut serve(&[0])).err();
+    let tokenizer = Decode { tokenizer: null(), ..decode() }.prepare(&mut serve(&[0])).err();
+    let checkpoint = Judge::new(&[null()]).err();
+    for refused in [text, tokenizer, checkpoint, convert(&null()).err()] {
+        let why = format!("{:#}", refused.unwrap());
+        assert!(why.ends_with(says), "{why}");
+    }
+}
+
+#[test]
 fn what_does_not_fit_is_refused_before_anything_starts() {
     let folder = tempfile::tempdir().unwrap();
     let put = |name: &str, bytes: &[u8]| {
@@ -166,6 +234,12 @@ fn what_does_not_fit_is_refused_before_anything_starts() {
     refused(&[0], Decode { text: Some(Path::new("/nowhere").into()), ..decode() }, "cannot read /nowhere");
     let save_kv = Some(Path::new("kv").into());
     refused(&[0], Decode { text: None, save_kv, ..decode() }, "no text is judged");
+    let save_kv = Some(folder.path().join("no/such/kv"));
+    refused(&[0], Decode { save_kv, ..decode() }, "no/such/kv");
+    for tokens in [0, 257, 100_000] {
+        let says = format!("a KV window of {tokens} tokens: the device takes 1 to 256");
+        refused(&[0], Decode { window_tokens: Some(tokens), ..decode() }, &says);
+    }
     refused(&[0], Decode { text: Some(empty), ..decode() }, "nothing to judge");
     refused(&[0], Decode { text: Some(latin), ..decode() }, "no text in UTF-8");
     refused(&[0], Decode { tokenizer: short, ..decode() }, "does not fit the model");
@@ -192,7 +266,7 @@ fn what_does_not_fit_is_refused_before_anything_starts() {
     changed(
         "\\\"hidden_dim\\\": 172",
         "\\\"hidden_dim\\\": 171",
-        "elements; the model's shape wants 171 x 64",
+        "has the shape [172, 64]; the model's wants [171, 64]",
     );
     changed("\\\"n_heads\\\": 8", "\\\"n_heads\\\": 0", "the model's n_heads is 0");
 }

@@ -107,6 +107,38 @@ pub(crate) fn of_beginning(start: &[u8]) -> &'static dyn Checkpoint {
 
 /// Bytes of a tensor in a format.
 pub(crate) fn bytes_in(tensor: &ModelTensor, format: Format) -> Option<u64> {
-    let elements = tensor.shape.iter().try_fold(1_u64, |product, &n| product.checked_mul(n))?;
-    format.bytes_for(elements)
+    format.bytes_for(elements(&tensor.shape)?)
+}
+
+/// The elements of a shape, if they are a number; a dimension of 0 makes it 0 whatever the others
+/// are.
+pub(crate) fn elements(shape: &[u64]) -> Option<u64> {
+    if shape.contains(&0) {
+        return Some(0);
+    }
+    shape.iter().try_fold(1, |elements: u64, &dimension| elements.checked_mul(dimension))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dimension_of_0_makes_a_shape_empty_wherever_it_is() {
+        let large = 1 << 40;
+        for shape in [[large, large, 0], [0, large, large], [large, 0, large]] {
+            assert_eq!(elements(&shape), Some(0));
+            let tensor = ModelTensor {
+                name: String::new(),
+                dtype: "F32".to_owned(),
+                shape: shape.to_vec(),
+                format: "fp32",
+                offset: 0,
+                length: 0,
+                rearranged: None,
+            };
+            assert_eq!(bytes_in(&tensor, Format::Bf16), Some(0));
+        }
+        assert_eq!((elements(&[]), elements(&[3, 5]), elements(&[large, large])), (Some(1), Some(15), None));
+    }
 }

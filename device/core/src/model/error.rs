@@ -48,6 +48,15 @@ pub enum ModelError {
         /// Its bytes.
         bytes: u64,
     },
+    /// An index, or other JSON.
+    #[error(
+        "{}: this is JSON and no checkpoint; of a model in several files give these, not their index",
+        path.display()
+    )]
+    Json {
+        /// The file.
+        path: PathBuf,
+    },
     /// A header that no checkpoint needs.
     #[error(
         "{}: the header would have {header} bytes, more than the {MAX_HEADER_BYTES} allowed; is it a safetensors file?",

@@ -12,7 +12,7 @@ use std::path::Path;
 use lamina_codec::format::Format;
 use twox_hash::xxhash3_128::Hasher;
 
-use super::checkpoint::{Checkpoint, FileKind, ReadAt, Rewritten, bytes_in};
+use super::checkpoint::{Checkpoint, FileKind, ReadAt, Rewritten, bytes_in, elements};
 use super::safetensors::Header;
 use super::{MAX_HEADER_BYTES, MAX_NAME_BYTES, ModelError, ModelTensor};
 
@@ -122,6 +122,12 @@ pub enum GgufError {
     Alignment {
         /// The value.
         alignment: u64,
+    },
+    /// An alignment of another type.
+    #[error("general.alignment has the type {kind} of GGUF; it is an unsigned number")]
+    AlignmentType {
+        /// Its type.
+        kind: u32,
     },
     /// A name that is no text.
     #[error("the name of tensor {index} is no UTF-8")]
@@ -361,7 +367,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Passes over a value: what it is, if it is an unsigned number.
+    /// Passes over a value: its bits, if it is a number.
     fn value(&mut self, kind: u32, depth: u32) -> Result<Option<u64>, ModelError> {
         let at = self.at;
         if let Some(size) = size_of(kind) {
@@ -424,8 +430,8 @@ fn entries(path: &Path, file: &dyn ReadAt, bytes: u64) -> Result<Entries, ModelE
         let key = reader.text("a key", 64)?;
         let kind = reader.u32("a value's type")?;
         let value = reader.value(kind, 0)?;
-        if let (Some(b"general.alignment"), Some(value)) = (key.as_deref(), value) {
-            alignment = value;
+        if key.as_deref() == Some(b"general.alignment") {
+            alignment = value.ok_or_else(|| failed(path, GgufError::AlignmentType { kind }))?;
         }
     }
     if !alignment.is_power_of_two() || alignment > MAX_GAP {
@@ -490,8 +496,8 @@ fn check(
         let (dtype, length) = match known {
             Some((_, dtype, block, size)) => {
                 let whole = dimensions.first().copied().unwrap_or(1).is_multiple_of(*block);
-                let elements = shape.iter().try_fold(1_u64, |product, &n| product.checked_mul(n));
-                let length = elements.filter(|_| whole).and_then(|count| (count / block).checked_mul(*size));
+                let length =
+                    elements(&shape).filter(|_| whole).and_then(|count| (count / block).checked_mul(*size));
                 let length = length.ok_or_else(|| {
                     let (tensor, kind) = (name.clone(), (*dtype).to_owned());
                     failed(path, GgufError::Shape { tensor, kind, shape: shape.clone(), block: *block })
@@ -540,4 +546,53 @@ fn check(
 /// Refuses bytes between tensors that are too many.
 fn gap(path: &Path, begin: u64, end: u64) -> Result<(), ModelError> {
     if end - begin > MAX_GAP { Err(failed(path, GgufError::Gap { begin, end })) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file with one value of the metadata and one empty tensor of F32.
+    fn file(key: &str, value: &[u8], dimensions: &[u64]) -> Vec<u8> {
+        let text = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+        let mut file = [MAGIC, &3_u32.to_le_bytes(), &1_u64.to_le_bytes(), &1_u64.to_le_bytes()].concat();
+        file.extend([text(key), value.to_vec(), text("x")].concat());
+        file.extend(u32::try_from(dimensions.len()).unwrap().to_le_bytes());
+        file.extend(dimensions.iter().flat_map(|n| n.to_le_bytes()));
+        file.extend([0; 4 + 8]);
+        file.resize(file.len().next_multiple_of(32), 0);
+        file
+    }
+
+    fn read(file: &[u8]) -> Result<Vec<ModelTensor>, String> {
+        let header = Gguf.read(Path::new("m.gguf"), &Raw(file), file.len() as u64);
+        header.map(|header| header.tensors).map_err(|why| why.to_string())
+    }
+
+    fn number(kind: u32, number: u32) -> Vec<u8> {
+        [kind.to_le_bytes(), number.to_le_bytes()].concat()
+    }
+
+    #[test]
+    fn a_dimension_of_0_makes_a_tensor_empty_wherever_it_is() {
+        for dimensions in [[1 << 63, 1 << 63, 0], [0, 1 << 63, 1 << 63]] {
+            let tensors = read(&file("k", &number(4, 1), &dimensions)).unwrap();
+            assert_eq!(tensors[0].length, 0);
+        }
+        let why = read(&file("k", &number(4, 1), &[1 << 63, 1 << 63])).unwrap_err();
+        assert!(why.contains("no number of whole blocks"), "{why}");
+    }
+
+    #[test]
+    fn an_alignment_is_a_number() {
+        read(&file("general.alignment", &number(4, 32), &[0])).unwrap();
+        let text = [&8_u32.to_le_bytes()[..], &2_u64.to_le_bytes(), b"32"].concat();
+        for (value, says) in [
+            (text, "general.alignment has the type 8 of GGUF; it is an unsigned number"),
+            (number(4, 3), "general.alignment is 3; it is a power of two up to 1048576"),
+        ] {
+            let why = read(&file("general.alignment", &value, &[0])).unwrap_err();
+            assert_eq!(why, format!("m.gguf: {says}"));
+        }
+    }
 }

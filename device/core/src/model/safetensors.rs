@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde::de::{Error as _, MapAccess, Visitor};
 use twox_hash::xxhash3_128::Hasher;
 
-use super::checkpoint::{Checkpoint, FileKind, ReadAt, Rewritten, bytes_in};
+use super::checkpoint::{Checkpoint, FileKind, ReadAt, Rewritten, bytes_in, elements};
 use super::{ModelError, ModelTensor, scaled};
 
 /// The longest header that is read, in bytes: the bound that the format's authors set.
@@ -141,9 +141,12 @@ fn read(path: &Path, file: &dyn ReadAt, bytes: u64) -> Result<Header, ModelError
         let failed = |source| ModelError::ReadHeader { path: path.into(), header, source };
         file.read_exact_at(out, offset).map_err(failed)
     };
-    let mut length = [0; 8];
-    read_at(&mut length, 0)?;
-    let length = u64::from_le_bytes(length);
+    let mut start = [0; 8];
+    read_at(&mut start, 0)?;
+    let length = u64::from_le_bytes(start);
+    if length > MAX_HEADER_BYTES && start[0] == b'{' {
+        return Err(ModelError::Json { path: path.into() });
+    }
     if length > MAX_HEADER_BYTES {
         return Err(ModelError::HeaderTooLong { path: path.into(), header: length });
     }
@@ -279,15 +282,6 @@ fn names_are_good(path: &Path, entries: &[(String, TensorInfo)]) -> Result<(), M
 /// As much of a name as an error shows.
 fn beginning(name: &str) -> String {
     if name.len() > MAX_NAME_BYTES { name.chars().take(SHOWN_CHARACTERS).collect() } else { name.to_owned() }
-}
-
-/// The elements of a shape, if they are a number; a dimension of 0 makes it 0 whatever the others
-/// are.
-fn elements(shape: &[u64]) -> Option<u64> {
-    if shape.contains(&0) {
-        return Some(0);
-    }
-    shape.iter().try_fold(1u64, |elements, &dimension| elements.checked_mul(dimension))
 }
 
 /// The device's format for a dtype; the module documentation has the table.

@@ -191,6 +191,10 @@ fn a_header_length_that_lies_is_refused() {
         message(&[3, 0, 0, 0, 0, 0, 0, 0, b'{', b'}']),
         "the header would end at byte 11, but the file has only 10; it is cut short or no safetensors file"
     );
+    assert_eq!(
+        message(b"{\n  \"metadata\": {}, \"weight_map\": {} }"),
+        "this is JSON and no checkpoint; of a model in several files give these, not their index"
+    );
     for length in [MAX_HEADER_BYTES + 1, u64::MAX, u64::MAX - 7, 1 << 63] {
         assert_eq!(
             message(&length.to_le_bytes()),

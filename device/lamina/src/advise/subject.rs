@@ -100,6 +100,12 @@ impl Subject {
                 found.length,
                 found.format
             );
+            ensure!(
+                weight.fits(&config, &found.shape),
+                "{name} has the shape {:?}; the model's wants {:?}",
+                found.shape,
+                weight.dimensions(&config)
+            );
             let mut bytes = vec![0; wanted];
             file.read(found, 0, &mut bytes)?;
             Ok(Tensor { name, bytes })

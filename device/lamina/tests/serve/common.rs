@@ -5,6 +5,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -263,7 +264,8 @@ pub(crate) fn answer(mut stream: impl Read + Write, request: &str) -> (u16, Stri
 
 /// Whether something is mounted there.
 pub(crate) fn mounted(path: &Path) -> bool {
-    fs::read_to_string("/proc/self/mountinfo").unwrap().contains(path.to_str().unwrap())
+    let (table, path) = (fs::read("/proc/self/mountinfo").unwrap(), path.as_os_str().as_bytes());
+    table.windows(path.len()).any(|part| part == path)
 }
 
 pub(crate) fn spec(name: &str, dpa: u64, length: usize) -> TensorSpec {

@@ -5,7 +5,9 @@
 //! see only its own, as the root of what is mounted.
 
 use std::{
+    ffi::OsStr,
     fs,
+    os::unix::ffi::OsStrExt,
     path::{Component, Path, PathBuf},
 };
 
@@ -29,14 +31,13 @@ enum Version {
 
 impl Hierarchy {
     /// The hierarchy that a line of `mountinfo` tells of, if it does.
-    pub(super) fn parse(line: &str) -> Option<Self> {
-        let (mount, system) = line.split_once(" - ")?;
-        let mut mount = mount.split(' ').skip(3);
-        let (root, mount) = (mount.next()?.into(), mount.next()?.into());
-        let mut system = system.split(' ');
+    pub(super) fn parse(line: &[u8]) -> Option<Self> {
+        let mut fields = line.split(|byte| *byte == b' ').skip(3);
+        let (root, mount) = (path(fields.next()?).into(), path(fields.next()?).into());
+        let mut system = fields.skip_while(|field| *field != b"-").skip(1);
         let version = match system.next()? {
-            "cgroup2" => Version::Two,
-            "cgroup" if system.nth(1)?.split(',').any(|option| option == "memory") => Version::One,
+            b"cgroup2" => Version::Two,
+            b"cgroup" if names_memory(system.nth(1)?) => Version::One,
             _ => return None,
         };
         Some(Self { version, root, mount })
@@ -44,15 +45,15 @@ impl Hierarchy {
 
     /// The folders of the groups that a process is in, the innermost first. `own` is its
     /// `/proc/self/cgroup`.
-    pub(super) fn groups(&self, own: &str) -> Vec<PathBuf> {
-        let own = own.lines().find_map(|line| {
-            let (_, line) = line.split_once(':')?;
-            let (controllers, path) = line.split_once(':')?;
+    pub(super) fn groups(&self, own: &[u8]) -> Vec<PathBuf> {
+        let own = own.split(|byte| *byte == b'\n').find_map(|line| {
+            let mut fields = line.splitn(3, |byte| *byte == b':').skip(1);
+            let (controllers, group) = (fields.next()?, fields.next()?);
             let is_this = match self.version {
-                Version::One => controllers.split(',').any(|controller| controller == "memory"),
+                Version::One => names_memory(controllers),
                 Version::Two => controllers.is_empty(),
             };
-            is_this.then(|| Path::new(path))
+            is_this.then(|| path(group))
         });
         let Some(own) = own else { return Vec::new() };
         // One that is not below what is mounted is told by that at least.
@@ -102,6 +103,15 @@ impl Hierarchy {
         let droppable = sum(droppable).saturating_sub(sum(&dirty));
         Some(limit.saturating_sub(used.saturating_sub(droppable)))
     }
+}
+
+fn path(bytes: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(bytes))
+}
+
+/// Whether `memory` is in a list of controllers or of options.
+fn names_memory(list: &[u8]) -> bool {
+    list.split(|byte| *byte == b',').any(|name| name == b"memory")
 }
 
 /// The number in a file; `max` is none.

@@ -43,8 +43,10 @@ pub struct Linux {
 impl Linux {
     /// The host whose `proc` is in the folder `root`.
     pub fn at(root: &Path) -> Self {
-        let mounts = fs::read_to_string(root.join("proc/self/mountinfo")).unwrap_or_default();
-        Self { root: root.to_owned(), hierarchies: mounts.lines().filter_map(Hierarchy::parse).collect() }
+        // Not as a text: paths of other mounts need be no UTF-8.
+        let mounts = fs::read(root.join("proc/self/mountinfo")).unwrap_or_default();
+        let lines = mounts.split(|byte| *byte == b'\n');
+        Self { root: root.to_owned(), hierarchies: lines.filter_map(Hierarchy::parse).collect() }
     }
 
     /// What is left now, if that can be known.
@@ -69,7 +71,7 @@ impl Linux {
     /// The groups that this process is in, each with its folder. It is asked anew each time,
     /// because a process can be moved.
     fn groups(&self) -> Vec<(&Hierarchy, String, PathBuf)> {
-        let own = fs::read_to_string(self.root.join("proc/self/cgroup")).unwrap_or_default();
+        let own = fs::read(self.root.join("proc/self/cgroup")).unwrap_or_default();
         let of = |hierarchy| move |group: PathBuf| (hierarchy, group);
         let all = self
             .hierarchies
@@ -106,6 +108,8 @@ impl Meminfo {
 
 #[cfg(test)]
 mod tests {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
+
     use super::*;
 
     const MEMINFO: &str = "MemTotal:       24684084 kB\nMemFree:         1969968 kB\nMemAvailable:   21566708 kB\n\
@@ -170,6 +174,26 @@ mod tests {
         // The process is moved to where nothing limits it.
         fs::write(folder.path().join("proc/self/cgroup"), "4:memory:/\n").unwrap();
         assert_eq!(linux.left().unwrap().group, None);
+    }
+
+    #[test]
+    fn paths_that_are_no_utf_8_hide_no_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let mounts: &[u8] = b"30 1 0:27 / /mnt/bad\xffdir rw - tmpfs none rw\n\
+            41 31 0:38 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+        let limit = OsStr::from_bytes(b"sys/fs/cgroup/app\xff/memory.max");
+        let files: [(&OsStr, &[u8]); 4] = [
+            (OsStr::new("proc/meminfo"), MEMINFO.as_bytes()),
+            (OsStr::new("proc/self/mountinfo"), mounts),
+            (OsStr::new("proc/self/cgroup"), b"5:cpu:/\xfe\n0::/app\xff\n"),
+            (limit, b"30000\n"),
+        ];
+        for (name, bytes) in files {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, bytes).unwrap();
+        }
+        assert_eq!(Linux::at(folder.path()).total(), Some(30_000));
     }
 
     #[test]

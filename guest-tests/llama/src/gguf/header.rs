@@ -1,9 +1,11 @@
 //! The beginning of a GGUF file: metadata, and where each tensor lies.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map::Entry};
 
 use super::blocks::{Blocks, UnreadableType};
 
+/// Where the metadata says how tensors are aligned.
+const ALIGNMENT_KEY: &str = "general.alignment";
 /// Tensors' alignment where the metadata does not say.
 const ALIGNMENT: usize = 32;
 /// How deep lists of lists may go.
@@ -23,8 +25,8 @@ pub struct Header<'a> {
 /// A value of the metadata.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// A whole number or a truth value. Negative ones are not told apart from large ones.
-    Number(u64),
+    /// A whole number or a truth value.
+    Number(i128),
     /// A number.
     Float(f32),
     /// A text.
@@ -34,10 +36,12 @@ pub enum Value {
 }
 
 /// A tensor in a file.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Stored<'a> {
     /// The number of its type.
     pub kind: u32,
+    /// Its dimensions, the outermost first.
+    pub dimensions: Vec<u64>,
     /// Its elements.
     pub elements: usize,
     /// Its bytes.
@@ -95,17 +99,52 @@ pub enum HeaderError {
         /// What is wrong.
         why: UnreadableType,
     },
+    /// A key or a tensor that is there twice.
+    #[error("the file has {name} twice")]
+    Twice {
+        /// Its name.
+        name: String,
+    },
+    /// An alignment that is none.
+    #[error("{ALIGNMENT_KEY} is {value}; it is a power of two")]
+    Alignment {
+        /// What it says.
+        value: String,
+    },
+    /// A tensor that does not begin at a multiple of the alignment.
+    #[error("tensor {tensor} begins at byte {offset} of the tensors, no multiple of {alignment}")]
+    Unaligned {
+        /// The tensor.
+        tensor: String,
+        /// Where it begins.
+        offset: u64,
+        /// The file's alignment.
+        alignment: usize,
+    },
+    /// Tensors that share bytes.
+    #[error("tensors {tensor} and {other} overlap")]
+    Overlap {
+        /// One that begins inside of the other.
+        tensor: String,
+        /// The other.
+        other: String,
+    },
 }
 
 impl Value {
-    /// A whole number or a truth value.
+    /// A whole number from 0 up, or a truth value.
     pub fn number(&self) -> Option<u64> {
-        if let Self::Number(number) = self { Some(*number) } else { None }
+        if let Self::Number(number) = self { (*number).try_into().ok() } else { None }
     }
 
-    /// A number with a fraction.
+    /// A number, whole or not.
+    #[expect(clippy::cast_precision_loss, reason = "the decoder computes with f32")]
     pub fn float(&self) -> Option<f32> {
-        if let Self::Float(number) = self { Some(*number) } else { None }
+        match self {
+            Self::Number(number) => Some(*number as f32),
+            Self::Float(number) => Some(*number),
+            _ => None,
+        }
     }
 
     /// A text.
@@ -135,7 +174,8 @@ impl<'a> Header<'a> {
         for _ in 0..count {
             let key = reader.text()?;
             let kind = reader.u32()?;
-            values.insert(key, reader.value(kind, 0)?);
+            let value = reader.value(kind, 0)?;
+            only(&mut values, key, value)?;
         }
         let mut entries = Vec::new();
         for _ in 0..tensors {
@@ -147,26 +187,73 @@ impl<'a> Header<'a> {
             let shape = (0..dimensions).map(|_| reader.u64()).collect::<Result<Vec<_>, _>>()?;
             entries.push((name, shape, reader.u32()?, reader.u64()?));
         }
-        let alignment = values.get("general.alignment").and_then(Value::number);
-        let alignment = alignment.and_then(|alignment| usize::try_from(alignment).ok());
-        let alignment = alignment.filter(|bytes| *bytes > 0).unwrap_or(ALIGNMENT);
+        let alignment = values.get(ALIGNMENT_KEY).map_or(Ok(ALIGNMENT), alignment)?;
         let start = reader.at.checked_next_multiple_of(alignment).unwrap_or(usize::MAX);
         let mut tensors = BTreeMap::new();
-        for (name, shape, kind, offset) in entries {
+        let mut places = Vec::with_capacity(entries.len());
+        for (name, mut shape, kind, offset) in entries {
             let blocks = Blocks::of(kind);
             let blocks = blocks.map_err(|why| HeaderError::Type { tensor: name.clone(), why })?;
-            let elements = shape.iter().try_fold(1_u64, |all, next| all.checked_mul(*next));
-            let elements = elements.and_then(|elements| usize::try_from(elements).ok());
-            let bytes = elements.and_then(|elements| Some((elements, blocks.bytes(elements)?)));
-            let Some((elements, length)) = bytes else {
+            let Some((elements, length)) = extent(blocks, &shape) else {
                 return Err(HeaderError::Shape { tensor: name, shape });
             };
+            if !offset.is_multiple_of(alignment as u64) {
+                return Err(HeaderError::Unaligned { tensor: name, offset, alignment });
+            }
             let at = start.saturating_add(usize::try_from(offset).unwrap_or(usize::MAX));
             let bytes = Reader { file, at }.take(length as u64)?;
-            tensors.insert(name, Stored { kind, elements, bytes });
+            shape.reverse();
+            places.push((at, at + length, name.clone()));
+            only(&mut tensors, name, Stored { kind, dimensions: shape, elements, bytes })?;
         }
+        apart(places)?;
         Ok(Self { values, tensors })
     }
+}
+
+/// Adds what no name has yet.
+fn only<T>(all: &mut BTreeMap<String, T>, name: String, value: T) -> Result<(), HeaderError> {
+    match all.entry(name) {
+        Entry::Occupied(entry) => Err(HeaderError::Twice { name: entry.key().clone() }),
+        Entry::Vacant(entry) => {
+            entry.insert(value);
+            Ok(())
+        }
+    }
+}
+
+/// The alignment that a value says.
+fn alignment(value: &Value) -> Result<usize, HeaderError> {
+    let number = value.number().and_then(|number| usize::try_from(number).ok());
+    number.filter(|bytes| bytes.is_power_of_two()).ok_or_else(|| HeaderError::Alignment {
+        value: match value {
+            Value::Number(number) => number.to_string(),
+            Value::Float(number) => number.to_string(),
+            Value::Text(text) => format!("{text:?}"),
+            Value::List(_) => "a list".to_owned(),
+        },
+    })
+}
+
+/// Elements and bytes of a shape, the innermost dimension first, if they are numbers and rows are
+/// whole blocks. A dimension of 0 makes it empty whatever the others are.
+fn extent(blocks: Blocks, shape: &[u64]) -> Option<(usize, usize)> {
+    if shape.contains(&0) {
+        return Some((0, 0));
+    }
+    let row = shape.first().copied().unwrap_or(1);
+    blocks.bytes(usize::try_from(row).ok()?)?;
+    let elements = shape.iter().try_fold(1_u64, |all, next| all.checked_mul(*next))?;
+    let elements = usize::try_from(elements).ok()?;
+    Some((elements, blocks.bytes(elements)?))
+}
+
+/// Whether no two of these places, from and to, share a byte.
+fn apart(mut places: Vec<(usize, usize, String)>) -> Result<(), HeaderError> {
+    places.sort();
+    let overlap = places.windows(2).find(|two| two[1].0 < two[0].1);
+    overlap
+        .map_or(Ok(()), |two| Err(HeaderError::Overlap { tensor: two[1].2.clone(), other: two[0].2.clone() }))
 }
 
 struct Reader<'a> {
@@ -206,9 +293,12 @@ impl<'a> Reader<'a> {
     fn value(&mut self, kind: u32, depth: u32) -> Result<Value, HeaderError> {
         let at = self.at;
         Ok(match kind {
-            0 | 1 | 7 => Value::Number(u64::from(self.number::<1>()?[0])),
-            2 | 3 => Value::Number(u64::from(u16::from_le_bytes(self.number()?))),
-            4 | 5 => Value::Number(u64::from(self.u32()?)),
+            0 | 7 => Value::Number(self.number::<1>()?[0].into()),
+            1 => Value::Number(i8::from_le_bytes(self.number()?).into()),
+            2 => Value::Number(u16::from_le_bytes(self.number()?).into()),
+            3 => Value::Number(i16::from_le_bytes(self.number()?).into()),
+            4 => Value::Number(self.u32()?.into()),
+            5 => Value::Number(i32::from_le_bytes(self.number()?).into()),
             6 => Value::Float(f32::from_le_bytes(self.number()?)),
             8 => Value::Text(self.text()?),
             9 if depth < MAX_DEPTH => {
@@ -217,13 +307,16 @@ impl<'a> Reader<'a> {
                 let list = (0..count).map(|_| self.value(kind, depth + 1));
                 Value::List(list.collect::<Result<_, _>>()?)
             }
-            10 | 11 => Value::Number(self.u64()?),
-            // No number that is read here has double precision.
-            12 => {
-                self.u64()?;
-                Value::Float(f32::NAN)
-            }
+            10 => Value::Number(self.u64()?.into()),
+            11 => Value::Number(i64::from_le_bytes(self.number()?).into()),
+            12 => Value::Float(narrow(f64::from_le_bytes(self.number()?))),
             _ => return Err(HeaderError::ValueType { at, kind }),
         })
     }
+}
+
+/// The float nearest to a double.
+#[expect(clippy::cast_possible_truncation, reason = "the decoder computes with f32")]
+fn narrow(number: f64) -> f32 {
+    number as f32
 }

@@ -168,12 +168,130 @@ fn a_file_that_is_no_such_model_is_refused_by_what_is_wrong() {
     refused("no tensor blk.2.attn_norm.weight", &set("llama.block_count", tiny::number(3)));
     refused("no tensor blk.1.ffn_up.weight", &|bad| bad.drop_tensor("blk.1.ffn_up.weight"));
     refused("a tensor output.weight, which", &|bad| bad.add("output.weight", &[64, 265], 8));
-    refused("has 128 elements; the model's shape wants 64", &|bad| bad.add("output_norm.weight", &[128], 0));
+    refused("output_norm.weight has the shape [128]; the model's wants [64]", &|bad| {
+        bad.add("output_norm.weight", &[128], 0);
+    });
+    // As many elements, and not at the same places.
+    refused("blk.0.ffn_up.weight has the shape [64, 96]; the model's wants [96, 64]", &|bad| {
+        bad.add("blk.0.ffn_up.weight", &[96, 64], 3);
+    });
     refused("type 12 of GGUF is not read", &|bad| bad.add("output_norm.weight", &[256], 12));
     refused("output_norm.weight cannot have this shape: [63]", &|bad| {
         bad.add("output_norm.weight", &[63], 8);
     });
     refused("cannot have this shape", &|bad| bad.add("x", &[u64::MAX, u64::MAX], 0));
+    // Whole blocks in all, and none in a row.
+    refused("cannot have this shape: [16, 2]", &|bad| bad.add("x", &[16, 2], 8));
+    // No elements, whichever dimension says so.
+    for shape in [[1 << 63, 1 << 63, 0], [0, 1 << 63, 1 << 63]] {
+        refused("a tensor x, which", &|bad| bad.add("x", &shape, 0));
+    }
+}
+
+#[test]
+fn a_model_that_the_decoder_would_compute_otherwise_is_refused_by_the_key() {
+    let refused = |key: &str, value: Vec<u8>, says: &str| {
+        let mut bad = Tiny::default();
+        bad.set(key, value);
+        let why = Model::read(&bad.file()).unwrap_err().to_string();
+        assert_eq!(why, says);
+    };
+    let unknown = |key: &str, value: Vec<u8>, says: &str| refused(key, value, &format!("{key} is {says}"));
+    unknown("llama.rope.scaling.factor", tiny::float(8.0), "8; the decoder knows 1");
+    unknown("llama.rope.scale_linear", tiny::number(2), "2; the decoder knows 1");
+    unknown("llama.logit_scale", tiny::float(0.25), "0.25; the decoder knows 1");
+    unknown("llama.attention.sliding_window", tiny::number(64), "64; the decoder knows 0, or 128 and more");
+    unknown("llama.attention.key_length", tiny::number(32), "32; the decoder knows 16, the size of a head");
+    unknown("llama.attention.value_length", tiny::number(8), "8; the decoder knows 16, the size of a head");
+    unknown("llama.expert_count", tiny::number(8), "8; the decoder knows 0");
+    unknown("llama.expert_used_count", tiny::number(2), "2; the decoder knows 0");
+    let words = "264; the decoder knows 265, the tokens of the vocabulary";
+    unknown("llama.vocab_size", tiny::number(264), words);
+    let other = "the metadata has llama.embedding_scale, which the decoder does not know";
+    refused("llama.embedding_scale", tiny::float(12.0), other);
+
+    // A default stands for what is not said, not for what is said in another way.
+    let mistyped = |key: &str, value: Vec<u8>, what: &str| {
+        refused(key, value, &format!("the metadata has no {key} that is {what}"));
+    };
+    let list = tiny::list(4, [2_u32, 2].map(|heads| heads.to_le_bytes().to_vec()));
+    mistyped("llama.attention.head_count_kv", list, "a whole number");
+    mistyped("llama.attention.head_count_kv", tiny::text("2"), "a whole number");
+    mistyped("llama.rope.freq_base", tiny::text("10000"), "a number");
+    mistyped("llama.rope.dimension_count", tiny::float(16.0), "a whole number");
+    mistyped("llama.rope.scaling.type", tiny::number(0), "a text");
+    mistyped("llama.block_count", tiny::negative(-2), "a whole number");
+    mistyped("general.name", tiny::number(1), "a text");
+    mistyped("tokenizer.ggml.add_bos_token", tiny::text("false"), "a truth value");
+    mistyped("tokenizer.ggml.eos_token_id", tiny::text("2"), "a whole number");
+    refused(
+        "llama.rope.freq_base",
+        tiny::negative(-1),
+        "the model's rope_theta is -1; it is a number above 0",
+    );
+    let wide = "the model's norm_eps is inf; it is a number above 0";
+    refused("llama.attention.layer_norm_rms_epsilon", tiny::double(1e300), wide);
+}
+
+#[test]
+fn keys_that_say_what_the_decoder_does_change_nothing() {
+    let file = tiny::gguf();
+    let wanted = Model::read(&file).unwrap().config();
+    for (key, value) in [
+        ("llama.rope.scaling.type", tiny::text("none")),
+        ("llama.rope.scaling.factor", tiny::float(1.0)),
+        ("llama.attention.sliding_window", tiny::number(0)),
+        ("llama.attention.sliding_window", tiny::number(4096)),
+        ("llama.attention.key_length", tiny::number(16)),
+        ("llama.expert_count", tiny::number(0)),
+        ("llama.vocab_size", tiny::number(265)),
+        ("llama.tensor_data_layout", tiny::text("Meta AI original pth")),
+        ("llama.attention.layer_norm_rms_epsilon", tiny::double(1e-5)),
+        ("llama.rope.freq_base", tiny::double(100_000.0)),
+        ("llama.rope.freq_base", tiny::number(100_000)),
+        ("general.alignment", tiny::number(32)),
+    ] {
+        let mut good = Tiny::default();
+        good.set(key, value);
+        assert_eq!(Model::read(&good.file()).unwrap().config(), wanted, "{key}");
+    }
+    let mut good = Tiny::default();
+    good.set("llama.rope.freq_base", tiny::number(500_000));
+    let theta = Model::read(&good.file()).unwrap().config().rope_theta;
+    assert_eq!(theta.to_bits(), 500_000.0_f32.to_bits());
+}
+
+#[test]
+fn a_file_that_contradicts_itself_is_refused_by_name() {
+    let refused = |says: &str, change: &dyn Fn(&mut Tiny)| {
+        let mut bad = Tiny::default();
+        change(&mut bad);
+        assert_eq!(Model::read(&bad.file()).unwrap_err().to_string(), says);
+    };
+    refused("the file has output_norm.weight twice", &|bad| bad.repeat("", "output_norm.weight"));
+    refused("the file has llama.block_count twice", &|bad| bad.repeat("llama.block_count", ""));
+    let unaligned = "tensor blk.0.attn_norm.weight begins at byte 33 of the tensors, no multiple of 32";
+    refused(unaligned, &|bad| bad.place("blk.0.attn_norm.weight", 33));
+    refused("tensors blk.0.attn_norm.weight and token_embd.weight overlap", &|bad| {
+        bad.place("blk.0.attn_norm.weight", 32);
+    });
+    let alignment = |value: Vec<u8>, says: &str| {
+        refused(&format!("general.alignment is {says}; it is a power of two"), &|bad| {
+            bad.set("general.alignment", value.clone());
+        });
+    };
+    alignment(tiny::number(0), "0");
+    alignment(tiny::number(3), "3");
+    alignment(tiny::text("32"), "\"32\"");
+    let kinds = |count: usize| tiny::list(5, vec![1_u32.to_le_bytes().to_vec(); count]);
+    for count in [0, 264] {
+        let says = format!("tokenizer.ggml.token_type has {count} entries; there are 265 tokens");
+        refused(&says, &|bad| bad.set("tokenizer.ggml.token_type", kinds(count)));
+    }
+    refused("the metadata has no tokenizer.ggml.token_type that is a list of whole numbers", &|bad| {
+        let floats = tiny::list(6, vec![1_f32.to_le_bytes().to_vec(); 265]);
+        bad.set("tokenizer.ggml.token_type", floats);
+    });
 }
 
 proptest! {

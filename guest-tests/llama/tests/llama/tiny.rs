@@ -9,6 +9,8 @@ pub(crate) fn gguf() -> Vec<u8> {
 pub(crate) struct Tiny {
     values: Vec<(String, Vec<u8>)>,
     tensors: Vec<(String, Vec<u64>, u32)>,
+    /// Where a tensor is said to begin, if not where it does.
+    begins: Vec<(String, u64)>,
 }
 
 /// Layers, channels, those inside a feed-forward block, heads, heads of K and V.
@@ -21,7 +23,7 @@ pub(crate) const SPECIAL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_en
 impl Default for Tiny {
     fn default() -> Self {
         let [layers, dim, hidden, heads, kv_heads] = SHAPE;
-        let mut tiny = Self { values: Vec::new(), tensors: Vec::new() };
+        let mut tiny = Self { values: Vec::new(), tensors: Vec::new(), begins: Vec::new() };
         tiny.set("general.architecture", text("llama"));
         tiny.set("general.name", text("a tiny model of noise"));
         for (key, value) in [
@@ -85,6 +87,18 @@ impl Tiny {
         self.values.push((key.to_owned(), value));
     }
 
+    /// Says all of `key` and of the tensor `name` once more.
+    pub(crate) fn repeat(&mut self, key: &str, name: &str) {
+        let (values, tensors) = (self.values.clone(), self.tensors.clone());
+        self.values.extend(values.into_iter().filter(|(other, _)| other == key));
+        self.tensors.extend(tensors.into_iter().filter(|(other, ..)| other == name));
+    }
+
+    /// Says that the tensor `name` begins at byte `at`.
+    pub(crate) fn place(&mut self, name: &str, at: u64) {
+        self.begins.push((name.to_owned(), at));
+    }
+
     /// Says nothing of `key`.
     pub(crate) fn drop_key(&mut self, key: &str) {
         self.values.retain(|(other, _)| other != key);
@@ -120,7 +134,8 @@ impl Tiny {
             file.extend(u32::try_from(shape.len()).unwrap().to_le_bytes());
             file.extend(shape.iter().flat_map(|n| n.to_le_bytes()));
             file.extend(kind.to_le_bytes());
-            file.extend((data.len() as u64).to_le_bytes());
+            let said = self.begins.iter().find(|(other, _)| other == name).map(|(_, at)| *at);
+            file.extend(said.unwrap_or(data.len() as u64).to_le_bytes());
             // A shape that cannot be has no bytes.
             let elements = shape.iter().try_fold(1, |all: u64, next| all.checked_mul(*next)).unwrap_or(0);
             for _ in 0..elements.div_ceil(32) {
@@ -172,11 +187,19 @@ pub(crate) fn number(number: u32) -> Vec<u8> {
     [4_u32.to_le_bytes(), number.to_le_bytes()].concat()
 }
 
-fn float(number: f32) -> Vec<u8> {
+pub(crate) fn float(number: f32) -> Vec<u8> {
     [6_u32.to_le_bytes(), number.to_le_bytes()].concat()
 }
 
-fn list(kind: u32, values: impl IntoIterator<Item = Vec<u8>>) -> Vec<u8> {
+pub(crate) fn double(number: f64) -> Vec<u8> {
+    [&12_u32.to_le_bytes()[..], &number.to_le_bytes()].concat()
+}
+
+pub(crate) fn negative(number: i32) -> Vec<u8> {
+    [5_u32.to_le_bytes(), number.to_le_bytes()].concat()
+}
+
+pub(crate) fn list(kind: u32, values: impl IntoIterator<Item = Vec<u8>>) -> Vec<u8> {
     let mut list = [9_u32.to_le_bytes(), kind.to_le_bytes()].concat();
     let values: Vec<_> = values.into_iter().collect();
     list.extend((values.len() as u64).to_le_bytes());

@@ -11,8 +11,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use lamina_llama::{Weight, gguf::Model};
+use lamina_llama::{Tokenizer, Weight, gguf::Model};
 use serde_json::json;
+
+use crate::files;
 
 /// The model that has a name: it is fetched, and `./x` says here where it is.
 pub const SMOLLM2: &str = "smollm2";
@@ -48,13 +50,17 @@ pub fn named(model: &Path) -> Result<Option<PathBuf>> {
 /// # Errors
 /// When it is no model that the decoder knows, or there is no space for it.
 pub fn convert(path: &Path) -> Result<Converted> {
-    let file = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let file = files::read(path, u64::MAX)?;
     let model = Model::read(&file)
         .with_context(|| format!("{} is no model that --workload decode can run", path.display()))?;
+    let vocabulary = serde_json::to_vec(model.vocabulary())?;
+    // Here, where the file that it came of is known.
+    Tokenizer::parse(&vocabulary, model.config().vocab_size)
+        .with_context(|| format!("the vocabulary of {} is none", path.display()))?;
     let folder = tempfile::Builder::new().prefix("lamina-model-").tempdir()?;
     let (checkpoint, tokenizer) =
         (folder.path().join("bf16.safetensors"), folder.path().join("tokenizer.json"));
-    fs::write(&tokenizer, serde_json::to_vec(model.vocabulary())?).context("cannot write the vocabulary")?;
+    fs::write(&tokenizer, vocabulary).context("cannot write the vocabulary")?;
     write(&model, &checkpoint)
         .with_context(|| format!("cannot write {} as bf16 to {}", path.display(), checkpoint.display()))?;
     Ok(Converted { checkpoint, tokenizer, _folder: folder })
@@ -67,10 +73,8 @@ fn write(model: &Model<'_>, path: &Path) -> Result<()> {
     header.insert("__metadata__".to_owned(), json!({ "config": text, "name": model.name() }));
     let mut end = 0;
     for weight in Weight::all(&config) {
-        let (rows, columns) = weight.shape(&config);
-        let start = end;
-        end += 2 * rows * columns;
-        let shape = if rows == 1 { vec![columns] } else { vec![rows, columns] };
+        let (start, shape) = (end, weight.dimensions(&config));
+        end += 2 * shape.iter().product::<u64>();
         let entry = json!({ "dtype": "BF16", "shape": shape, "data_offsets": [start, end] });
         header.insert(weight.name(), entry);
     }

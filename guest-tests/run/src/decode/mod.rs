@@ -29,7 +29,11 @@ use lamina_qemu::GuestFile;
 use lamina_reference::Format;
 use serde_json::json;
 
-use crate::{daemon::Serve, judge::Judge};
+use crate::{
+    daemon::Serve,
+    files::{MAX_TEXT_BYTES, MAX_VOCABULARY_BYTES, can_be_made, read},
+    judge::Judge,
+};
 
 pub(crate) use reference::expected;
 
@@ -139,7 +143,7 @@ impl Decode {
         )?;
         let config = Config::from_json(shape)?;
         has_weights(&judge, &config)?;
-        let vocabulary = read(&self.tokenizer)?;
+        let vocabulary = read(&self.tokenizer, MAX_VOCABULARY_BYTES)?;
         let tokenizer = Tokenizer::parse(&vocabulary, config.vocab_size)
             .with_context(|| format!("{} does not fit the model", self.tokenizer.display()))?;
         let text = self.text.as_ref().map(|path| read_text(path, &tokenizer)).transpose()?;
@@ -147,6 +151,7 @@ impl Decode {
             self.save_kv.is_none() || text.is_some(),
             "no text is judged, so there is no K and V to save: give one with --text"
         );
+        self.save_kv.as_deref().map_or(Ok(()), can_be_made)?;
         let room = config.seq_len;
         ensure!((2..=room).contains(&self.tokens), "{} tokens: the model takes 2 to {room}", self.tokens);
         let prompt = tokenizer.encode(&self.prompt).len();
@@ -156,6 +161,12 @@ impl Decode {
             "the prompt alone has {prompt} tokens, of {} at most: there is nothing to write",
             self.tokens
         );
+        if let Some(tokens) = self.window_tokens {
+            ensure!(
+                (1..=MAX_WINDOW).contains(&tokens),
+                "a KV window of {tokens} tokens: the device takes 1 to {MAX_WINDOW}"
+            );
+        }
         let row_bytes = 2 * config.kv_dim();
         let page_tokens = self.page_tokens.unwrap_or((BLOCK / row_bytes).max(1));
         for (name, tokens) in [("page", page_tokens), ("flush", self.flush_every), ("batch", self.batch)] {
@@ -178,6 +189,11 @@ impl Decode {
         // Windows that are pages, so that reading a page decodes no other; but no smaller than a
         // block.
         let window = self.window_tokens.unwrap_or(page_tokens).max(BLOCK / row_bytes).clamp(1, MAX_WINDOW);
+        if let Some(asked) = self.window_tokens.filter(|tokens| *tokens != window) {
+            tracing::warn!(
+                "a KV window of {asked} tokens does not fill a block of {BLOCK} bytes: it has {window}"
+            );
+        }
         let exact = format!("{},{window}", config.kv_dim());
         add_cache(CACHE, [exact.clone(), exact])?;
         let mut packed = BTreeMap::new();
@@ -260,14 +276,10 @@ impl Decode {
     }
 }
 
-pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
-    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
-}
-
 /// The text that is judged.
 fn read_text(path: &Path, tokenizer: &Tokenizer) -> Result<String> {
-    let text =
-        String::from_utf8(read(path)?).with_context(|| format!("{} is no text in UTF-8", path.display()))?;
+    let text = String::from_utf8(read(path, MAX_TEXT_BYTES)?)
+        .with_context(|| format!("{} is no text in UTF-8", path.display()))?;
     ensure!(tokenizer.encode(&text).len() > 1, "{} is empty: there is nothing to judge", path.display());
     Ok(text)
 }
@@ -276,13 +288,13 @@ fn read_text(path: &Path, tokenizer: &Tokenizer) -> Result<String> {
 pub(crate) fn has_weights(judge: &Judge, config: &Config) -> Result<()> {
     for weight in Weight::all(config) {
         let name = weight.name();
-        let (rows, columns) = weight.shape(config);
-        let (format, elements) = judge.shape(&name)?;
+        let (format, _) = judge.shape(&name)?;
         ensure!(format == Format::Bf16, "{name} is {format}; --workload decode reads weights in bf16");
-        let wanted = rows as u64 * columns as u64;
+        let found = judge.dimensions(&name)?;
         ensure!(
-            elements == wanted,
-            "{name} has {elements} elements; the model's shape wants {rows} x {columns}"
+            weight.fits(config, found),
+            "{name} has the shape {found:?}; the model's wants {:?}",
+            weight.dimensions(config)
         );
     }
     Ok(())

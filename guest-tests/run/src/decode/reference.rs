@@ -9,8 +9,8 @@ use std::{convert::Infallible, ops::Range, path::Path};
 use anyhow::{Context, Result};
 use lamina_guest::{DecodePlan, DecodeRun, Task};
 use lamina_llama::{
-    Cached, Config, Decoder, Element, KvCache, KvMemory, Memory, PagedCache, PlainCache, Policy, Sampler,
-    Slot, Source, Tokenizer, Viewed, Weight, judge, policy::packings, write,
+    Cached, Config, Decoder, Element, Judged, KvCache, KvMemory, Memory, PagedCache, PlainCache, Policy,
+    Sampler, Slot, Source, Tokenizer, Viewed, Weight, Written, judge, policy::packings, write,
 };
 use lamina_reference::{Format, view_bytes};
 use safetensors::{Dtype, tensor::TensorView};
@@ -27,13 +27,17 @@ pub struct Expected {
     pub tokens: Vec<usize>,
     /// SHA-256 of all logits.
     pub logits_sha256: String,
+    /// Whether every logit is finite.
+    pub are_finite: bool,
+    /// Why K and V were not saved, if they should have been.
+    pub unsaved: Option<String>,
 }
 
 /// What `run` of `plan` must come to. Of a run with everything in full, its K and V go into the
 /// file `save`.
 ///
 /// # Errors
-/// When a model file cannot be read, a view is none, or the file cannot be written.
+/// When a model file cannot be read, or a view is none.
 pub(crate) fn expected(
     judge: &Judge,
     plan: &DecodePlan,
@@ -49,11 +53,12 @@ pub(crate) fn expected(
     if policy == Policy::full() {
         let mut cache = PlainCache::new(&plan.config);
         let expected = perform(plan, tokenizer, &run.task, &weights, &mut cache);
-        if let Some(path) = save {
+        let saved = save.map(|path| {
             save_kv(path, &cache, &plan.config)
-                .with_context(|| format!("cannot write K and V to {}", path.display()))?;
-        }
-        return Ok(expected);
+                .with_context(|| format!("cannot write K and V to {}", path.display()))
+        });
+        let unsaved = saved.and_then(Result::err).map(|why| format!("{why:#}"));
+        return Ok(Expected { unsaved, ..expected });
     }
     let mut memory = Arrays::new(&plan.config, policy.views())?;
     if let Policy::Packed(packing) = &policy {
@@ -94,13 +99,15 @@ fn perform(
             let prompt = tokenizer.encode(prompt);
             let Ok(written) =
                 write(&mut decoder, weights, cache, &prompt, *tokens, tokenizer.ends(), &mut sampler);
-            Expected { tokens: written.tokens, logits_sha256: written.logits_sha256 }
+            let Written { tokens, logits_sha256, are_finite } = written;
+            Expected { tokens, logits_sha256, are_finite, unsaved: None }
         }
         Task::Judge { text, tokens: count } => {
             let mut tokens = tokenizer.encode(text);
             tokens.truncate(count.unwrap_or(usize::MAX));
             let Ok(judged) = judge(&mut decoder, weights, cache, &tokens, plan.batch);
-            Expected { tokens, logits_sha256: judged.logits_sha256 }
+            let Judged { logits_sha256, are_finite, .. } = judged;
+            Expected { tokens, logits_sha256, are_finite, unsaved: None }
         }
     }
 }

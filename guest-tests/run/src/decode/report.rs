@@ -16,9 +16,14 @@ use sha2::{Digest, Sha256};
 
 use super::{BLOCK, Expected};
 use crate::{
-    figures::{percent, ratio},
+    figures::{percent, ratio, shown},
     judge::hex,
 };
+
+/// What the report calls a text that was written.
+const WRITE: &str = "write";
+/// The same of one that was judged.
+const JUDGE: &str = "judge";
 
 /// Everything a decoder job found.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -59,6 +64,9 @@ pub struct DecodeReport {
     /// Tokens of a judged text that went through the model together, in one step.
     #[serde(default)]
     pub batch: usize,
+    /// Why K and V of the judged text were not saved, if they should have been.
+    #[serde(default)]
+    pub unsaved: Option<String>,
     /// Every run, the text that was written first.
     pub runs: Vec<RunReport>,
 }
@@ -215,7 +223,7 @@ pub fn report(
 ) -> Result<(Option<DecodeReport>, Vec<String>)> {
     let mut problems = Vec::new();
     let mut runs = Vec::new();
-    let mut text = None;
+    let (mut text, mut unsaved) = (None, None);
     for (index, (run, expected)) in plan.runs.iter().zip(expected).enumerate() {
         let what = format!("decoding with weights {} and policy {}", run.weights, run.policy);
         let this = reported
@@ -225,7 +233,9 @@ pub fn report(
             problems.push(format!("{what} was not done"));
             continue;
         };
-        let Event::Decoded { tokens, logits_sha256, text: found, .. } = &**event else { continue };
+        let Event::Decoded { tokens, logits_sha256, text: found, perplexity, .. } = &**event else {
+            continue;
+        };
         let identical = match expected {
             None => None,
             Some(Ok(expected)) if expected.tokens != *tokens => {
@@ -243,7 +253,16 @@ pub fn report(
                 Some(false)
             }
         };
-        if matches!(run.task, Task::Write { .. }) {
+        let compared = expected.as_ref().and_then(|expected| expected.as_ref().ok());
+        unsaved = unsaved.or_else(|| compared?.unsaved.clone());
+        // What is not a number is compared like any other bits, and is null in an event.
+        let is_judged = matches!(run.task, Task::Judge { .. });
+        if compared.is_some_and(|expected| !expected.are_finite)
+            || is_judged && perplexity.is_none_or(|perplexity| !perplexity.is_finite())
+        {
+            problems.push(format!("{what} gave logits that are NaN or infinite"));
+        }
+        if !is_judged {
             text = Some((found.clone(), runs.len()));
         }
         runs.push(run_report(plan, run, event, identical).with_context(|| what)?);
@@ -272,6 +291,7 @@ pub fn report(
         flush_every: plan.flush_every,
         evicted_each_step: plan.evict,
         batch: plan.batch,
+        unsaved,
         runs,
     };
     Ok((Some(report), problems))
@@ -331,7 +351,7 @@ fn run_report(
     };
     let row_bytes = 2 * config.kv_dim() as u64;
     Ok(RunReport {
-        task: if matches!(run.task, Task::Write { .. }) { "write" } else { "judge" }.to_owned(),
+        task: if matches!(run.task, Task::Write { .. }) { WRITE } else { JUDGE }.to_owned(),
         weights: run.weights.clone(),
         policy: run.policy.clone(),
         tokens: tokens.len(),
@@ -389,7 +409,7 @@ impl DecodeReport {
         [
             format!(
                 "decode  {}, measured: {} tokens, {verdict} the run in ordinary memory; K and V stored at ratio {}",
-                self.model,
+                shown(&self.model),
                 self.tokens,
                 ratio(self.kv_ratio)
             ),
@@ -397,7 +417,7 @@ impl DecodeReport {
                 "        pages of {} tokens, flushed every {}; {kept}; {} tokens of a judged text at a time",
                 self.page_tokens, self.flush_every, self.batch
             ),
-            self.text.lines().map(|line| format!("        | {line}")).collect::<Vec<_>>().join("\n"),
+            self.text.lines().map(|line| format!("        | {}", shown(line))).collect::<Vec<_>>().join("\n"),
             self.table().to_string(),
             self.layers(),
         ]
@@ -452,7 +472,11 @@ impl DecodeReport {
                     None => "–",
                 }
                 .to_owned(),
-                run.perplexity.map_or_else(|| "–".to_owned(), |perplexity| format!("{perplexity:.3}")),
+                match run.perplexity {
+                    Some(perplexity) => format!("{perplexity:.3}"),
+                    None if run.task == JUDGE => "no number".to_owned(),
+                    None => "–".to_owned(),
+                },
                 BinaryBytes(weights.stored_bytes_fetched).to_string(),
                 percent(weights.stored_bytes_fetched, weights.plain_bytes_fetched),
                 weights.with_index(),
@@ -565,7 +589,12 @@ mod tests {
     }
 
     fn expected() -> Vec<Option<Result<Expected>>> {
-        (0..4).map(|_| Some(Ok(Expected { tokens: vec![1, 5, 6], logits_sha256: "aa".to_owned() }))).collect()
+        (0..4).map(|_| Some(Ok(of_tokens([1, 5, 6], "aa")))).collect()
+    }
+
+    fn of_tokens(tokens: [usize; 3], logits: &str) -> Expected {
+        let (tokens, logits_sha256) = (tokens.to_vec(), logits.to_owned());
+        Expected { tokens, logits_sha256, are_finite: true, unsaved: None }
     }
 
     #[test]
@@ -616,8 +645,8 @@ mod tests {
     #[test]
     fn whatever_differs_or_is_missing_is_a_problem() {
         let mut differing = expected();
-        differing[0] = Some(Ok(Expected { tokens: vec![1, 5, 7], logits_sha256: "aa".to_owned() }));
-        differing[1] = Some(Ok(Expected { tokens: vec![1, 5, 6], logits_sha256: "bb".to_owned() }));
+        differing[0] = Some(Ok(of_tokens([1, 5, 7], "aa")));
+        differing[1] = Some(Ok(of_tokens([1, 5, 6], "bb")));
         differing[2] = Some(Err(anyhow::anyhow!("no such file")));
         let (reported, problems) = report("a model", &plan(), &all()[..3], &differing).unwrap();
         let reported = reported.unwrap();
@@ -637,6 +666,52 @@ mod tests {
         assert_eq!(problems.len(), 4);
         let (reported, problems) = report("a model", &plan(), &[], &expected()).unwrap();
         assert!(reported.is_none() && problems.len() == 4);
+    }
+
+    #[test]
+    fn logits_that_are_no_numbers_are_a_problem_however_equal_they_are() {
+        let nan = "gave logits that are NaN or infinite";
+        // In an event NaN is null; what is not compared is told by that alone.
+        let mut reports = all();
+        (reports[2], reports[3]) = (reported(3, None), reported(4, Some(f64::INFINITY)));
+        let mut uncompared = expected();
+        uncompared[2] = None;
+        let (found, problems) = report("a model", &plan(), &reports, &uncompared).unwrap();
+        let views = [("e8m0", "full"), ("full", "window:2")];
+        let wanted =
+            views.map(|(view, policy)| format!("decoding with weights {view} and policy {policy} {nan}"));
+        assert_eq!(problems, wanted);
+        assert!(found.unwrap().to_text().contains("no number"));
+        // A text that is written has no perplexity.
+        let mut overflown = expected();
+        if let Some(Ok(first)) = &mut overflown[0] {
+            first.are_finite = false;
+        }
+        let (_, problems) = report("a model", &plan(), &all(), &overflown).unwrap();
+        assert_eq!(problems, [format!("decoding with weights full and policy full {nan}")]);
+    }
+
+    #[test]
+    fn a_file_that_could_not_be_written_is_told_as_that() {
+        let mut unsaved = expected();
+        if let Some(Ok(judged)) = &mut unsaved[1] {
+            judged.unsaved = Some("cannot write K and V to /full: No space left".to_owned());
+        }
+        let (found, problems) = report("a model", &plan(), &all(), &unsaved).unwrap();
+        assert_eq!(problems, Vec::<String>::new());
+        let found = found.unwrap();
+        assert!(found.runs.iter().all(|run| run.identical_to_reference == Some(true)));
+        assert_eq!(found.unsaved.as_deref(), Some("cannot write K and V to /full: No space left"));
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_escaped() {
+        let (found, _) = report("red \u{1b}[31m", &plan(), &all(), &expected()).unwrap();
+        let found = DecodeReport { text: "one\ttwo\u{7}\nthree".to_owned(), ..found.unwrap() };
+        let text = found.to_text();
+        assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
+        assert!(text.contains("red \\u{1b}[31m, measured"), "{text}");
+        assert!(text.contains("| one\\ttwo\\u{7}\n        | three"), "{text}");
     }
 
     #[test]
