@@ -19,7 +19,6 @@ use lamina_qemu::{Accel, Attach, AttachKind, BootConfig, BootError, GuestFile, S
 use lamina_serve::private_dir::check_socket_dir;
 use lamina_serve::{Place, PrivateDir, peer};
 use serde_json::Value;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 
 use crate::args::{ApiAt, Boot, DeviceArgs, DiskArg, PartitionArgs};
@@ -29,6 +28,7 @@ use crate::life::{self, WindowFile};
 use crate::modelled::{LineRecorder, LinesWanted};
 use crate::out::{self, print_line};
 use crate::shmem;
+use crate::signals::Ending;
 use crate::way::{Files, Way};
 
 /// The folder with the guest's static programs, which `./x` sets.
@@ -261,24 +261,17 @@ pub(crate) async fn prepare(
 }
 
 /// The signals that end guests.
-pub(crate) struct Signals {
-    interrupted: Signal,
-    terminated: Signal,
-}
+pub(crate) struct Signals(Ending);
 
 impl Signals {
     /// From now on these signals do not end this process.
     pub(crate) fn watch() -> Result<Self> {
-        let (interrupted, terminated) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-        Ok(Self { interrupted, terminated })
+        Ok(Self(Ending::watch()?))
     }
 
     /// Waits for the next: why a boot ends.
     async fn next(&mut self) -> anyhow::Error {
-        tokio::select! {
-            _ = self.interrupted.recv() => anyhow!("the boot was ended by SIGINT"),
-            _ = self.terminated.recv() => anyhow!("the boot was ended by SIGTERM"),
-        }
+        anyhow!("the boot was ended by {}", self.0.next().await)
     }
 
     /// What comes of `work`, which is left alone if a signal comes and it does not end soon.

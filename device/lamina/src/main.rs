@@ -30,6 +30,7 @@ mod pool;
 mod reproduce;
 mod serve;
 mod shmem;
+mod signals;
 mod status;
 mod table;
 mod top;

@@ -20,7 +20,6 @@ use rustix::process::{Pid, kill_process};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use self::find::Found;
 use crate::args::{ApiAt, LoadModel, Ls, Mount, Rm, Shown, Umount};
@@ -29,7 +28,8 @@ use crate::holder;
 use crate::meter::Meter;
 use crate::mounted;
 use crate::out::{self, print_json, print_line};
-use crate::status::NotStarted;
+use crate::signals::Ending;
+use crate::status::{NotStarted, Refused};
 use crate::table::new_table;
 
 /// Bytes that files may take, unless a capacity is given. They are addresses: what is not written
@@ -91,7 +91,7 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
     let fitting = fitting.checked_next_multiple_of(MULTIPLE);
     let capacity = capacity.or(fitting.filter(|_| new));
     // The device has a process group of its own: from here on this one ends it when it is to end.
-    let mut signals = Signals::new()?;
+    let mut signals = Ending::watch()?;
     let run_dir = mounted::run_dir_of(&dir)?;
     PrivateDir::make(&run_dir)?;
     if holder::is_held(&run_dir) {
@@ -102,7 +102,7 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
         );
     }
     let log = run_dir.join("log");
-    let start = async |files, signals: &mut Signals| {
+    let start = async |files, signals: &mut Ending| {
         let rooms = Rooms { capacity, files, write_cache };
         start(&dir, &run_dir, &log, image.as_deref(), &rooms, foreground, signals).await
     };
@@ -125,7 +125,7 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
     };
     let loaded = tokio::select! {
         loaded = load_all(&run_dir, &words, &bases, &shown.views, &maps) => loaded,
-        () = signals.come() => Err(Interrupted.into()),
+        _ = signals.next() => Err(Interrupted.into()),
     };
     if let Err(why) = loaded {
         // Nothing half done is left behind. A new image stays if others have something in it.
@@ -163,27 +163,6 @@ struct Rooms {
     write_cache: bool,
 }
 
-/// The signals that are to end a device, from [`Signals::new`] on.
-struct Signals {
-    interrupted: Signal,
-    terminated: Signal,
-}
-
-impl Signals {
-    fn new() -> Result<Self> {
-        let (interrupted, terminated) = (SignalKind::interrupt(), SignalKind::terminate());
-        Ok(Self { interrupted: signal(interrupted)?, terminated: signal(terminated)? })
-    }
-
-    /// Waits for one.
-    async fn come(&mut self) {
-        tokio::select! {
-            _ = self.interrupted.recv() => {}
-            _ = self.terminated.recv() => {}
-        }
-    }
-}
-
 /// A signal came before the device had everything.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted; nothing is mounted")]
@@ -200,7 +179,7 @@ async fn start(
     image: Option<&Path>,
     rooms: &Rooms,
     foreground: bool,
-    signals: &mut Signals,
+    signals: &mut Ending,
 ) -> Result<Child> {
     let mut serve = Command::new("/proc/self/exe");
     serve.arg0("lamina").arg("serve").arg("--mount").arg(dir).arg("--run-dir").arg(run_dir);
@@ -228,7 +207,7 @@ async fn start(
     let (mut out, mut line) = (BufReader::new(out), String::new());
     tokio::select! {
         read = out.read_line(&mut line) => read.context("the device says nothing")?,
-        () = signals.come() => {
+        _ = signals.next() => {
             end(&mut device).await;
             forget(run_dir);
             bail!(Interrupted);
@@ -385,14 +364,14 @@ fn ratio(bytes: u64, of: u64) -> String {
 }
 
 /// Waits for the end of a device that is held in the foreground.
-async fn wait(device: &mut Child, signals: &mut Signals) -> Result<()> {
+async fn wait(device: &mut Child, signals: &mut Ending) -> Result<()> {
     loop {
         tokio::select! {
             status = device.wait() => {
                 let status = status?;
                 return if status.success() { Ok(()) } else { bail!("the device ended with {status}") };
             }
-            () = signals.come() => {}
+            _ = signals.next() => {}
         }
         tell_to_end(device);
     }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use lamina_reference::Format;
-use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::signal::{self, SigHandler, Signal, kill, killpg};
 use nix::unistd::Pid;
 use serde_json::Value;
 
@@ -68,6 +68,9 @@ fn large(place: &Place) -> String {
 /// does it, which is stopped so that it does not come to its end meanwhile.
 fn loading(place: &Place, words: &[&str], holder: impl Fn(&Child) -> u64) -> (Child, Pid) {
     let mut command = place.command(words);
+    // SAFETY: between fork and exec one system call is made, and no memory is allocated. No handler
+    // of this process is lost: the process is another one.
+    unsafe { command.pre_exec(|| Ok(signal::signal(Signal::SIGHUP, SigHandler::SigDfl).map(drop)?)) };
     let mut child = command.process_group(0).stderr(Stdio::piped()).spawn().unwrap();
     while !is_loading(place) {
         assert!(child.try_wait().unwrap().is_none(), "it is large enough to be seen");
@@ -106,7 +109,7 @@ fn a_mount_that_is_interrupted_leaves_nothing() {
         let run_dirs = fs::read_dir(place.path("run/lamina/mounts"));
         assert!(run_dirs.is_err() || run_dirs.unwrap().next().is_none());
     };
-    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
         // The device is the command's child.
         let holder = |child: &Child| u64::try_from(worker_of(child.id().into()).unwrap().as_raw()).unwrap();
         let (child, worker) = loading(&place, &words, holder);
