@@ -257,6 +257,27 @@ fn a_second_run_on_the_same_mount_or_sockets_is_refused_by_name() {
 }
 
 #[test]
+fn a_device_that_ends_leaves_the_sockets_of_another_in_the_place_of_its_own() {
+    within(60, || {
+        let place = Place::new();
+        let first = Run::start(&mut place.serve(&["--capacity", "16M"]));
+        fs::remove_dir_all(place.path("run")).unwrap();
+        let (mount, run) = (place.text("mount2"), place.text("run"));
+        let words = ["serve", "--json", "--capacity", "16M", "--mount", &mount, "--run-dir", &run];
+        let second = Run::start(&mut lamina(&words));
+        let sockets = || fs::read_dir(place.path("run")).unwrap().count();
+        let made = sockets();
+        first.signal(Signal::SIGTERM);
+        assert!(first.end().success());
+        assert_eq!(sockets(), made);
+        client(&place, &["stats"]);
+        second.signal(Signal::SIGTERM);
+        assert!(second.end().success());
+        assert_eq!(sockets(), 0);
+    });
+}
+
+#[test]
 fn bad_arguments_are_refused_with_the_reason() {
     within(120, || {
         let place = Place::new();
