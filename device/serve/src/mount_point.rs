@@ -325,6 +325,12 @@ impl OurMount {
         source.starts_with(SOURCE).then(|| Self { path: path.to_owned(), source, minor })
     }
 
+    /// The process that mounted it.
+    #[must_use]
+    pub fn server(&self) -> Option<u32> {
+        self.source.strip_prefix(SOURCE)?.parse().ok()
+    }
+
     /// Aborts its connection, so that everybody who waits for its server gets an error, and
     /// unmounts it: whether it is not there any more. It stays if something else was mounted over
     /// it.

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -57,6 +57,44 @@ fn models_are_loaded_listed_and_removed_and_umount_leaves_nothing() {
     assert_eq!(place.said(&["ls", "--json"]).trim(), "[]");
 }
 
+/// Waits until something holds, for a bounded time.
+fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what} never comes");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The directories of devices that are mounted, or were.
+fn run_dirs(place: &Place) -> Vec<PathBuf> {
+    let all = fs::read_dir(place.path("run/lamina/mounts")).into_iter().flatten();
+    all.map(|entry| entry.unwrap().path()).collect()
+}
+
+#[test]
+fn a_mount_is_taken_down_wherever_its_sockets_are_and_says_how_when_they_are_gone() {
+    let place = Place::new();
+    let m = place.text("m");
+    place.mount(&["--capacity", "16M"]);
+    let why = place.refused(&["umount", &place.text("m/models")]);
+    assert!(why.contains("nothing that `lamina mount` started is mounted on"), "{why}");
+    // As cron has it, or whoever comes by `su`.
+    let mut command = place.command(&["umount", &m]);
+    let output = command.env("XDG_RUNTIME_DIR", place.path("elsewhere")).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(!place.path("m").exists() && run_dirs(&place).is_empty());
+
+    let pid = place.mount(&["--capacity", "16M"])["pid"].as_i64().unwrap();
+    fs::remove_dir_all(place.path("run/lamina")).unwrap();
+    let output = place.lamina(&["umount", &m]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.contains(&format!("`kill {pid}` ends it")), "{said}");
+    kill(Pid::from_raw(pid.try_into().unwrap()), Signal::SIGTERM).unwrap();
+    eventually("the end of the mount", || !place.path("m").exists());
+}
+
 /// A model that takes a while to load.
 fn large(place: &Place) -> String {
     const MIB: usize = 1 << 20;
@@ -106,8 +144,7 @@ fn a_mount_that_is_interrupted_leaves_nothing() {
     let nothing_stays = || {
         assert_eq!(place.said(&["ls", "--json"]).trim(), "[]");
         assert!(!place.path("m").exists());
-        let run_dirs = fs::read_dir(place.path("run/lamina/mounts"));
-        assert!(run_dirs.is_err() || run_dirs.unwrap().next().is_none());
+        assert_eq!(run_dirs(&place), Vec::<PathBuf>::new());
     };
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
         // The device is the command's child.
