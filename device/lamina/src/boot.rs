@@ -7,6 +7,7 @@
 use std::env;
 use std::future::Future;
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -96,7 +97,7 @@ pub(crate) async fn boot(mut args: Boot) -> Result<ExitCode> {
 
 /// Refuses options that do not go together.
 fn check(args: &Boot) -> Result<()> {
-    let Boot { attach, device, disks, mailbox, base, shmem, .. } = args;
+    let Boot { attach, device, disks, mailbox, base, views_file, shmem, .. } = args;
     ensure!(disks.is_empty() || *attach == AttachKind::VhostUser, "--disk goes with --attach vhost-user");
     ensure!(
         mailbox.is_none() || *attach == AttachKind::Ivshmem && base.is_some(),
@@ -107,12 +108,25 @@ fn check(args: &Boot) -> Result<()> {
         "--attach vhost-user takes sockets, --disk, not the windows' files"
     );
     ensure!(shmem.is_none() || *attach == AttachKind::Shmem, "--shmem goes with --attach shmem");
+    if let Some((base, views)) = base.as_ref().zip(views_file.as_ref()) {
+        ensure!(
+            !is_one_file(base, views),
+            "--base and --views-file are one file, {}: name both windows",
+            base.display()
+        );
+    }
     let set = device.several.interleave;
     ensure!(set.is_none() || *attach == AttachKind::Cxl, "--interleave goes with --attach cxl");
     // QEMU connects to whoever listens there, so nobody else may.
     let sockets = args.ctl.iter().chain(disks).chain(mailbox).chain(shmem);
     sockets.into_iter().try_for_each(|socket| check_socket_dir(socket))?;
     Ok(())
+}
+
+/// Whether two paths lead to one file.
+fn is_one_file(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| path.metadata().map(|found| (found.dev(), found.ino())).ok();
+    identity(one).is_some_and(|one| identity(other) == Some(one))
 }
 
 /// What records the guest's lines, if that is asked for, with QEMU's options for it among the
