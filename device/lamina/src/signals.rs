@@ -52,3 +52,19 @@ fn is_ignored(signal: SignalKind) -> bool {
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     mask.is_some_and(|mask| mask >> (signal.as_raw_value() - 1) & 1 == 1)
 }
+
+/// Has a write past the limit of files' sizes (`ulimit -f`) fail with EFBIG, which is said like any
+/// other error, where SIGXFSZ would end this process without a word. Programs that this one starts
+/// find the signal as it was: a handler, unlike what is ignored, does not outlive `exec`.
+pub(crate) fn survive_file_limit() {
+    extern "C" fn nothing(_: libc::c_int) {}
+    let handler: extern "C" fn(libc::c_int) = nothing;
+    // SAFETY: a handler that does nothing may interrupt anything, and system calls that it
+    // interrupts go on.
+    unsafe {
+        let before = libc::signal(libc::SIGXFSZ, handler as libc::sighandler_t);
+        if before == libc::SIG_IGN {
+            libc::signal(libc::SIGXFSZ, before);
+        }
+    }
+}

@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{SigHandler, Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::common::{Place, Run, Window, expected, lamina, mounted, noise, within};
 use crate::deaths::worker;
+use crate::stops::begin_with;
 
 fn refused(place: &Place, more: &[&str]) -> String {
     failure(&mut place.serve(more))
@@ -274,6 +275,23 @@ fn a_device_that_ends_leaves_the_sockets_of_another_in_the_place_of_its_own() {
         second.signal(Signal::SIGTERM);
         assert!(second.end().success());
         assert_eq!(sockets(), 0);
+    });
+}
+
+#[test]
+fn an_image_larger_than_files_may_be_is_said() {
+    within(60, || {
+        let place = Place::new();
+        let mut command = Command::new("sh");
+        command.args(["-c", "ulimit -f 1000 && exec \"$@\"", "sh", env!("CARGO_BIN_EXE_lamina"), "serve"]);
+        command.args(["--mount", &place.text("mount"), "--run-dir", &place.text("run")]);
+        command.args(["--capacity", "256M", "--image", &place.text("image")]);
+        begin_with(&mut command, Signal::SIGXFSZ, SigHandler::SigDfl);
+        let Output { status, stderr, .. } = command.output().unwrap();
+        let said = String::from_utf8_lossy(&stderr);
+        assert_eq!(status.code(), Some(5), "{status}: {said}");
+        let wanted = format!("cannot use the image {}: File too large", place.text("image"));
+        assert!(said.contains(&wanted), "{said}");
     });
 }
 
