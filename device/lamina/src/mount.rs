@@ -7,6 +7,7 @@ mod find;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -22,7 +23,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 use self::find::Found;
-use crate::args::{ApiAt, LoadModel, Ls, Mount, Rm, Shown, Umount};
+use crate::args::{ApiAt, LoadModel, Ls, Mount, Rm, Shown, Umount, socket_in};
 use crate::client::{ask, escaped, rows, watched};
 use crate::holder;
 use crate::meter::Meter;
@@ -106,23 +107,26 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
         let rooms = Rooms { capacity, files, write_cache };
         start(&dir, &run_dir, &log, image.as_deref(), &rooms, foreground, signals).await
     };
-    let mut device = match start(files, &mut signals).await {
+    let started = match start(files, &mut signals).await {
         // An image from before has what it has. That it has no files/ is said, and no error.
         Err(why) if wish && files > 0 && !new && !why.is::<Interrupted>() => {
-            let device = match start(0, &mut signals).await {
-                Err(also) if !also.is::<Interrupted>() => return Err(why),
-                started => started?,
-            };
-            tracing::warn!("{} has no files/: {}", dir.display(), out::reason(&why));
-            device
-        }
-        started => started.inspect_err(|why| {
-            // Nobody was told that it is there.
-            if let Some(image) = image.as_deref().filter(|_| new && why.is::<Interrupted>()) {
-                let _ = fs::remove_file(image);
+            match start(0, &mut signals).await {
+                Err(also) if !also.is::<Interrupted>() => Err(why),
+                started => started.inspect(|_| {
+                    tracing::warn!("{} has no files/: {}", dir.display(), out::reason(&why));
+                }),
             }
-        })?,
+        }
+        started => started,
     };
+    let mut device = started.inspect_err(|why| {
+        // Nobody was told that it is there.
+        if let Some(image) = image.as_deref().filter(|_| new && why.is::<Interrupted>()) {
+            let _ = fs::remove_file(image);
+        }
+        // What its log says was shown.
+        forget(&run_dir);
+    })?;
     let loaded = tokio::select! {
         loaded = load_all(&run_dir, &words, &bases, &shown.views, &maps) => loaded,
         _ = signals.next() => Err(Interrupted.into()),
@@ -135,7 +139,8 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
         if let Some(Err(also)) = unwanted.filter(|_| is_over).map(fs::remove_file) {
             tracing::warn!("not everything of the device is gone: {also}");
         }
-        if why.is::<Interrupted>() {
+        // Of what else went wrong the log may say more.
+        if why.is::<Interrupted>() || why.is::<Refused>() {
             forget(&run_dir);
         }
         return Err(why);
@@ -198,7 +203,7 @@ async fn start(
     }
     serve.stdin(Stdio::null()).stdout(Stdio::piped());
     if !foreground {
-        let out = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
+        let out = new_log(log).with_context(|| format!("cannot write {}", log.display()))?;
         // What a terminal sends to the job is not for it.
         serve.stderr(out).process_group(0);
     }
@@ -209,7 +214,6 @@ async fn start(
         read = out.read_line(&mut line) => read.context("the device says nothing")?,
         _ = signals.next() => {
             end(&mut device).await;
-            forget(run_dir);
             bail!(Interrupted);
         }
     };
@@ -222,6 +226,14 @@ async fn start(
     let lines: Vec<_> = text.lines().collect();
     let last = lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n");
     bail!(NotStarted { status, last });
+}
+
+/// An empty log. Lines go to its end, wherever that is by then: it may be cut while a device writes
+/// it, as logrotate does.
+fn new_log(path: &Path) -> io::Result<File> {
+    let log = File::options().create(true).append(true).open(path)?;
+    log.set_len(0)?;
+    Ok(log)
 }
 
 /// Tells a device to bring everything to its image and end, as [`holder::stop`] does, but from its
@@ -246,10 +258,12 @@ async fn end(device: &mut Child) -> bool {
     ended.is_ok()
 }
 
-/// Removes the directory of a device that is gone, unless others use it too.
+/// Removes the directory of a device that is gone, unless others use it too, or are about to: the
+/// API's socket is the first that they have.
 fn forget(run_dir: &Path) {
     if run_dir.parent().is_some_and(|parent| parent.ends_with(mounted::MOUNTS))
         && !holder::is_held(run_dir)
+        && find::is_gone(&socket_in(run_dir))
         && let Err(why) = fs::remove_dir_all(run_dir)
     {
         tracing::debug!("{} stays: {why}", run_dir.display());

@@ -95,6 +95,37 @@ fn a_mount_is_taken_down_wherever_its_sockets_are_and_says_how_when_they_are_gon
     eventually("the end of the mount", || !place.path("m").exists());
 }
 
+#[test]
+fn a_log_that_is_cut_goes_on_from_its_beginning() {
+    let place = Place::new();
+    let holder = place.mount(&["--capacity", "16M"])["pid"].as_u64().unwrap();
+    let log = run_dirs(&place).remove(0).join("log");
+    let a_worker_dies = || {
+        eventually("a worker", || worker_of(holder).is_some());
+        let _ = kill(worker_of(holder).unwrap(), Signal::SIGKILL);
+        eventually("a line", || fs::read_to_string(&log).unwrap().contains("a new worker answers"));
+    };
+    a_worker_dies();
+    File::options().write(true).truncate(true).open(&log).unwrap();
+    a_worker_dies();
+    assert!(!fs::read(&log).unwrap().contains(&0));
+}
+
+#[test]
+fn a_mount_that_fails_leaves_no_directory() {
+    let place = Place::new();
+    let (image, m) = (place.text("image"), place.text("m"));
+    let file = |seed| safetensors(&[("w", "U8", vec![9], noise(seed, 9))]);
+    let why = place.refused(&["mount", "--image", &place.write("broken", b"no image"), &m]);
+    assert!(why.contains("the device did not start") && why.contains("broken"), "{why}");
+    assert_eq!(run_dirs(&place), Vec::<PathBuf>::new());
+    place.mount(&["--image", &image, &place.write("w.safetensors", &file(1))]);
+    place.said(&["umount", &m]);
+    let why = place.refused(&["mount", "--image", &image, &place.write("other/w.safetensors", &file(2)), &m]);
+    assert!(why.contains("the image holds a model \"w\" already"), "{why}");
+    assert_eq!(run_dirs(&place), Vec::<PathBuf>::new());
+}
+
 /// A model that takes a while to load.
 fn large(place: &Place) -> String {
     const MIB: usize = 1 << 20;
