@@ -65,6 +65,7 @@ pub enum InitramfsError {
         /// The host's file.
         path: PathBuf,
         /// What the system says.
+        #[source]
         error: io::Error,
     },
     /// A file is too large for the archive's format.
@@ -87,6 +88,7 @@ pub enum InitramfsError {
         /// The file.
         path: PathBuf,
         /// What the system says.
+        #[source]
         error: io::Error,
     },
 }

@@ -58,6 +58,7 @@ pub enum BootError {
         /// The folder.
         path: PathBuf,
         /// What the system says.
+        #[source]
         error: std::io::Error,
     },
     /// QEMU did not start.

@@ -17,6 +17,7 @@ pub enum FilterError {
         /// The file.
         path: PathBuf,
         /// What the system says.
+        #[source]
         error: std::io::Error,
     },
     /// The dynamic loader splits its list of libraries at spaces and colons.

@@ -140,7 +140,7 @@ pub(crate) enum Command {
 }
 
 /// Serve a device: mount its two windows, or serve them as disks, load checkpoints, answer the API
-/// and guests, until SIGINT or SIGTERM.
+/// and guests, until SIGINT, SIGTERM or SIGHUP, which a terminal sends that is closed.
 ///
 /// The mount shows two files: `base`, the capacity window, and `views`, the aperture with the
 /// directory and all views. Give both to QEMU as memory-backend-file with share=on. A line on

@@ -7,6 +7,7 @@
 use std::env;
 use std::future::Future;
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -19,7 +20,6 @@ use lamina_qemu::{Accel, Attach, AttachKind, BootConfig, BootError, GuestFile, S
 use lamina_serve::private_dir::check_socket_dir;
 use lamina_serve::{Place, PrivateDir, peer};
 use serde_json::Value;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 
 use crate::args::{ApiAt, Boot, DeviceArgs, DiskArg, PartitionArgs};
@@ -29,6 +29,7 @@ use crate::life::{self, WindowFile};
 use crate::modelled::{LineRecorder, LinesWanted};
 use crate::out::{self, print_line};
 use crate::shmem;
+use crate::signals::Ending;
 use crate::way::{Files, Way};
 
 /// The folder with the guest's static programs, which `./x` sets.
@@ -96,7 +97,7 @@ pub(crate) async fn boot(mut args: Boot) -> Result<ExitCode> {
 
 /// Refuses options that do not go together.
 fn check(args: &Boot) -> Result<()> {
-    let Boot { attach, device, disks, mailbox, base, shmem, .. } = args;
+    let Boot { attach, device, disks, mailbox, base, views_file, shmem, .. } = args;
     ensure!(disks.is_empty() || *attach == AttachKind::VhostUser, "--disk goes with --attach vhost-user");
     ensure!(
         mailbox.is_none() || *attach == AttachKind::Ivshmem && base.is_some(),
@@ -107,12 +108,25 @@ fn check(args: &Boot) -> Result<()> {
         "--attach vhost-user takes sockets, --disk, not the windows' files"
     );
     ensure!(shmem.is_none() || *attach == AttachKind::Shmem, "--shmem goes with --attach shmem");
+    if let Some((base, views)) = base.as_ref().zip(views_file.as_ref()) {
+        ensure!(
+            !is_one_file(base, views),
+            "--base and --views-file are one file, {}: name both windows",
+            base.display()
+        );
+    }
     let set = device.several.interleave;
     ensure!(set.is_none() || *attach == AttachKind::Cxl, "--interleave goes with --attach cxl");
     // QEMU connects to whoever listens there, so nobody else may.
     let sockets = args.ctl.iter().chain(disks).chain(mailbox).chain(shmem);
     sockets.into_iter().try_for_each(|socket| check_socket_dir(socket))?;
     Ok(())
+}
+
+/// Whether two paths lead to one file.
+fn is_one_file(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| path.metadata().map(|found| (found.dev(), found.ino())).ok();
+    identity(one).is_some_and(|one| identity(other) == Some(one))
 }
 
 /// What records the guest's lines, if that is asked for, with QEMU's options for it among the
@@ -261,24 +275,17 @@ pub(crate) async fn prepare(
 }
 
 /// The signals that end guests.
-pub(crate) struct Signals {
-    interrupted: Signal,
-    terminated: Signal,
-}
+pub(crate) struct Signals(Ending);
 
 impl Signals {
     /// From now on these signals do not end this process.
     pub(crate) fn watch() -> Result<Self> {
-        let (interrupted, terminated) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-        Ok(Self { interrupted, terminated })
+        Ok(Self(Ending::watch()?))
     }
 
     /// Waits for the next: why a boot ends.
     async fn next(&mut self) -> anyhow::Error {
-        tokio::select! {
-            _ = self.interrupted.recv() => anyhow!("the boot was ended by SIGINT"),
-            _ = self.terminated.recv() => anyhow!("the boot was ended by SIGTERM"),
-        }
+        anyhow!("the boot was ended by {}", self.0.next().await)
     }
 
     /// What comes of `work`, which is left alone if a signal comes and it does not end soon.

@@ -30,6 +30,7 @@ mod pool;
 mod reproduce;
 mod serve;
 mod shmem;
+mod signals;
 mod status;
 mod table;
 mod top;
@@ -43,6 +44,7 @@ use crate::args::{Command, PartitionArgs};
 use crate::status::Status;
 
 fn main() -> ExitCode {
+    signals::survive_file_limit();
     let cli = match topology::command_line() {
         Ok(cli) => cli,
         Err(status) => return status,

@@ -7,6 +7,7 @@ mod find;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -20,16 +21,16 @@ use rustix::process::{Pid, kill_process};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use self::find::Found;
-use crate::args::{ApiAt, LoadModel, Ls, Mount, Rm, Shown, Umount};
+use crate::args::{ApiAt, LoadModel, Ls, Mount, Rm, Shown, Umount, socket_in};
 use crate::client::{ask, escaped, rows, watched};
 use crate::holder;
 use crate::meter::Meter;
 use crate::mounted;
 use crate::out::{self, print_json, print_line};
-use crate::status::NotStarted;
+use crate::signals::Ending;
+use crate::status::{NotStarted, Refused};
 use crate::table::new_table;
 
 /// Bytes that files may take, unless a capacity is given. They are addresses: what is not written
@@ -91,7 +92,7 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
     let fitting = fitting.checked_next_multiple_of(MULTIPLE);
     let capacity = capacity.or(fitting.filter(|_| new));
     // The device has a process group of its own: from here on this one ends it when it is to end.
-    let mut signals = Signals::new()?;
+    let mut signals = Ending::watch()?;
     let run_dir = mounted::run_dir_of(&dir)?;
     PrivateDir::make(&run_dir)?;
     if holder::is_held(&run_dir) {
@@ -102,30 +103,33 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
         );
     }
     let log = run_dir.join("log");
-    let start = async |files, signals: &mut Signals| {
+    let start = async |files, signals: &mut Ending| {
         let rooms = Rooms { capacity, files, write_cache };
         start(&dir, &run_dir, &log, image.as_deref(), &rooms, foreground, signals).await
     };
-    let mut device = match start(files, &mut signals).await {
+    let started = match start(files, &mut signals).await {
         // An image from before has what it has. That it has no files/ is said, and no error.
         Err(why) if wish && files > 0 && !new && !why.is::<Interrupted>() => {
-            let device = match start(0, &mut signals).await {
-                Err(also) if !also.is::<Interrupted>() => return Err(why),
-                started => started?,
-            };
-            tracing::warn!("{} has no files/: {}", dir.display(), out::reason(&why));
-            device
-        }
-        started => started.inspect_err(|why| {
-            // Nobody was told that it is there.
-            if let Some(image) = image.as_deref().filter(|_| new && why.is::<Interrupted>()) {
-                let _ = fs::remove_file(image);
+            match start(0, &mut signals).await {
+                Err(also) if !also.is::<Interrupted>() => Err(why),
+                started => started.inspect(|_| {
+                    tracing::warn!("{} has no files/: {}", dir.display(), out::reason(&why));
+                }),
             }
-        })?,
+        }
+        started => started,
     };
+    let mut device = started.inspect_err(|why| {
+        // Nobody was told that it is there.
+        if let Some(image) = image.as_deref().filter(|_| new && why.is::<Interrupted>()) {
+            let _ = fs::remove_file(image);
+        }
+        // What its log says was shown.
+        forget(&run_dir);
+    })?;
     let loaded = tokio::select! {
         loaded = load_all(&run_dir, &words, &bases, &shown.views, &maps) => loaded,
-        () = signals.come() => Err(Interrupted.into()),
+        _ = signals.next() => Err(Interrupted.into()),
     };
     if let Err(why) = loaded {
         // Nothing half done is left behind. A new image stays if others have something in it.
@@ -135,7 +139,8 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
         if let Some(Err(also)) = unwanted.filter(|_| is_over).map(fs::remove_file) {
             tracing::warn!("not everything of the device is gone: {also}");
         }
-        if why.is::<Interrupted>() {
+        // Of what else went wrong the log may say more.
+        if why.is::<Interrupted>() || why.is::<Refused>() {
             forget(&run_dir);
         }
         return Err(why);
@@ -163,27 +168,6 @@ struct Rooms {
     write_cache: bool,
 }
 
-/// The signals that are to end a device, from [`Signals::new`] on.
-struct Signals {
-    interrupted: Signal,
-    terminated: Signal,
-}
-
-impl Signals {
-    fn new() -> Result<Self> {
-        let (interrupted, terminated) = (SignalKind::interrupt(), SignalKind::terminate());
-        Ok(Self { interrupted: signal(interrupted)?, terminated: signal(terminated)? })
-    }
-
-    /// Waits for one.
-    async fn come(&mut self) {
-        tokio::select! {
-            _ = self.interrupted.recv() => {}
-            _ = self.terminated.recv() => {}
-        }
-    }
-}
-
 /// A signal came before the device had everything.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted; nothing is mounted")]
@@ -200,7 +184,7 @@ async fn start(
     image: Option<&Path>,
     rooms: &Rooms,
     foreground: bool,
-    signals: &mut Signals,
+    signals: &mut Ending,
 ) -> Result<Child> {
     let mut serve = Command::new("/proc/self/exe");
     serve.arg0("lamina").arg("serve").arg("--mount").arg(dir).arg("--run-dir").arg(run_dir);
@@ -219,7 +203,7 @@ async fn start(
     }
     serve.stdin(Stdio::null()).stdout(Stdio::piped());
     if !foreground {
-        let out = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
+        let out = new_log(log).with_context(|| format!("cannot write {}", log.display()))?;
         // What a terminal sends to the job is not for it.
         serve.stderr(out).process_group(0);
     }
@@ -228,9 +212,8 @@ async fn start(
     let (mut out, mut line) = (BufReader::new(out), String::new());
     tokio::select! {
         read = out.read_line(&mut line) => read.context("the device says nothing")?,
-        () = signals.come() => {
+        _ = signals.next() => {
             end(&mut device).await;
-            forget(run_dir);
             bail!(Interrupted);
         }
     };
@@ -243,6 +226,14 @@ async fn start(
     let lines: Vec<_> = text.lines().collect();
     let last = lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n");
     bail!(NotStarted { status, last });
+}
+
+/// An empty log. Lines go to its end, wherever that is by then: it may be cut while a device writes
+/// it, as logrotate does.
+fn new_log(path: &Path) -> io::Result<File> {
+    let log = File::options().create(true).append(true).open(path)?;
+    log.set_len(0)?;
+    Ok(log)
 }
 
 /// Tells a device to bring everything to its image and end, as [`holder::stop`] does, but from its
@@ -267,10 +258,12 @@ async fn end(device: &mut Child) -> bool {
     ended.is_ok()
 }
 
-/// Removes the directory of a device that is gone, unless others use it too.
+/// Removes the directory of a device that is gone, unless others use it too, or are about to: the
+/// API's socket is the first that they have.
 fn forget(run_dir: &Path) {
     if run_dir.parent().is_some_and(|parent| parent.ends_with(mounted::MOUNTS))
         && !holder::is_held(run_dir)
+        && find::is_gone(&socket_in(run_dir))
         && let Err(why) = fs::remove_dir_all(run_dir)
     {
         tracing::debug!("{} stays: {why}", run_dir.display());
@@ -385,14 +378,14 @@ fn ratio(bytes: u64, of: u64) -> String {
 }
 
 /// Waits for the end of a device that is held in the foreground.
-async fn wait(device: &mut Child, signals: &mut Signals) -> Result<()> {
+async fn wait(device: &mut Child, signals: &mut Ending) -> Result<()> {
     loop {
         tokio::select! {
             status = device.wait() => {
                 let status = status?;
                 return if status.success() { Ok(()) } else { bail!("the device ended with {status}") };
             }
-            () = signals.come() => {}
+            _ = signals.next() => {}
         }
         tell_to_end(device);
     }

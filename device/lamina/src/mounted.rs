@@ -32,6 +32,11 @@ pub(crate) fn named(dir: &Path) -> Result<(PathBuf, PathBuf)> {
     Ok((run_dir().join(MOUNTS).join(format!("{hash:016x}")), dir))
 }
 
+/// Whether `lamina mount` made this directory for the sockets of the device that it mounted there.
+pub(crate) fn is_of(run_dir: &Path, dir: &Path) -> bool {
+    fs::read(run_dir.join(PLACE)).is_ok_and(|place| place == dir.as_os_str().as_encoded_bytes())
+}
+
 /// Whether `lamina mount` has a device mounted there.
 pub(crate) fn is_mounted(dir: &Path) -> Result<bool> {
     Ok(holder::is_held(&named(dir)?.0))

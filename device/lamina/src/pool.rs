@@ -19,13 +19,13 @@ use lamina_pool::{Geometry, IndexServer, NodeCounts, Pool, PoolError, Stats, loc
 use serde::Serialize;
 use serde_json::json;
 use tokio::runtime::Handle;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
 use crate::args::{Client, PoolAt, PoolCommand};
 use crate::client::{ask, escaped};
 use crate::made_file;
 use crate::out::{self, print_line};
+use crate::signals::Ending;
 use crate::table::new_table;
 
 /// Does something as a node of its own, and leaves.
@@ -70,11 +70,10 @@ fn serve(at: &PoolAt) -> anyhow::Result<()> {
         };
         let interrupted = begun.and_then(|()| {
             Handle::current().block_on(async {
-                let mut end = signal(SignalKind::terminate())?;
+                let mut ending = Ending::watch()?;
                 tokio::select! {
                     _ = &mut ended => {}
-                    _ = end.recv() => {}
-                    interrupted = tokio::signal::ctrl_c() => interrupted?,
+                    _ = ending.next() => {}
                 }
                 Ok(())
             })

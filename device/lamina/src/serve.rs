@@ -12,7 +12,6 @@ use anyhow::{Context, Result};
 use indicatif::BinaryBytes;
 use lamina_serve::IvshmemServer;
 use serde_json::Value;
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::Serve;
 use crate::holder::{Holder, StopSwitch};
@@ -20,12 +19,12 @@ use crate::life::Ready;
 use crate::log;
 use crate::out::print_line;
 use crate::shmem;
+use crate::signals::Ending;
 
 /// Serves until a signal comes.
 pub(crate) async fn serve(mut args: Serve) -> Result<()> {
     args.device.powers_of_two = args.ivshmem.is_some();
-    let mut interrupted = signal(SignalKind::interrupt())?;
-    let mut terminated = signal(SignalKind::terminate())?;
+    let mut ending = Ending::watch()?;
     let stop = StopSwitch::default();
     let json = args.json;
     let switch = stop.clone();
@@ -52,8 +51,7 @@ pub(crate) async fn serve(mut args: Serve) -> Result<()> {
     loop {
         tokio::select! {
             served = &mut served => return served?,
-            _ = interrupted.recv() => stop.stop(),
-            _ = terminated.recv() => stop.stop(),
+            _ = ending.next() => stop.stop(),
         }
     }
 }

@@ -110,6 +110,8 @@ pub(crate) struct Refused(pub(crate) String);
 #[cfg(test)]
 mod tests {
     use anyhow::{Context, anyhow};
+    use lamina_qemu::BootError;
+    use lamina_qemu::initramfs::InitramfsError;
 
     use super::*;
 
@@ -120,6 +122,8 @@ mod tests {
         assert_eq!(told(anyhow!("something")), Status::Failed);
         assert_eq!(told(anyhow!(io())), Status::Io);
         assert_eq!(told(anyhow!(Refused("no".into()))), Status::Refused);
+        let full = InitramfsError::Write { path: "initramfs.img".into(), error: io() };
+        assert_eq!(told(anyhow!(BootError::from(full))), Status::Io);
         assert_eq!(told(anyhow!(PoolError::File { path: "pool".into(), cause: io() })), Status::Io);
         // The socket's error is below it.
         let nobody = Err::<(), _>(io()).with_context(|| NoDevice("nobody".into())).unwrap_err();

@@ -58,8 +58,14 @@ impl HeldMount {
     /// When FUSE is missing or the mount cannot be made; each names what to do.
     pub fn new(point: MountPoint, threads: usize) -> Result<Self, ServeError> {
         point.check()?;
-        let (session, channels) = mounted(&point.path, threads)?;
+        let (mut session, channels) = mounted(&point.path, threads)?;
         let Some(mount) = OurMount::at(&point.path) else {
+            // By a path that is no UTF-8 the session cannot.
+            if session.umount().is_err()
+                && let Err(why) = mount_point::unmount_at(&point.path)
+            {
+                tracing::warn!(path = %point.path.display(), "not unmounted: {why}");
+            }
             let why = "it does not show in /proc/self/mountinfo".to_owned();
             return Err(ServeError::Mount { path: point.path.clone(), why });
         };

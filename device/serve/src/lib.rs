@@ -81,7 +81,7 @@ pub use mount_point::{MountPoint, OurMount, abort_connection};
 pub use pools::{PoolClassReport, PoolNodeReport, PoolReport, PoolsReport};
 pub use private_dir::PrivateDir;
 pub use shmem::ShmemServer;
-pub use socket::claim;
+pub use socket::{SocketFile, claim};
 pub use vhost_user::{DiskServer, Shows};
 
 /// Why a device cannot be served, or an operation on a served one failed.

@@ -22,6 +22,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::NixPath;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
 use rustix::fs::{Mode, OFlags, makedev};
@@ -335,6 +336,12 @@ impl OurMount {
         source.starts_with(SOURCE).then(|| Self { path: path.to_owned(), source, minor })
     }
 
+    /// The process that mounted it.
+    #[must_use]
+    pub fn server(&self) -> Option<u32> {
+        self.source.strip_prefix(SOURCE)?.parse().ok()
+    }
+
     /// Aborts its connection, so that everybody who waits for its server gets an error, and
     /// unmounts it: whether it is not there any more. It stays if something else was mounted over
     /// it.
@@ -406,17 +413,23 @@ fn unmount(path: &Path, minor: &str) -> io::Result<bool> {
         let (resolved, all) = Mounted::table(path).map_err(io::Error::other)?;
         return Ok(!all.iter().any(|(point, mounted)| *point == resolved && mounted.minor == minor));
     }
-    let place = format!("/proc/self/fd/{}", mount.as_raw_fd());
-    match umount2(place.as_str(), MntFlags::MNT_FORCE | MntFlags::MNT_DETACH) {
-        Ok(()) | Err(Errno::EINVAL) => Ok(true),
+    detach(format!("/proc/self/fd/{}", mount.as_raw_fd()).as_str(), path)?;
+    Ok(true)
+}
+
+/// Unmounts what was just mounted at a path, whose connection is not known.
+pub(super) fn unmount_at(path: &Path) -> io::Result<()> {
+    detach(path, path)
+}
+
+/// Unmounts what is mounted at `place`, which `path` leads to.
+fn detach<P: ?Sized + NixPath>(place: &P, path: &Path) -> io::Result<()> {
+    match umount2(place, MntFlags::MNT_FORCE | MntFlags::MNT_DETACH) {
+        Ok(()) | Err(Errno::EINVAL) => Ok(()),
         Err(Errno::EPERM) => {
             let mut helper = std::process::Command::new("fusermount3");
             let status = helper.args(["-u", "-q", "-z", "--"]).arg(path).status()?;
-            if status.success() {
-                Ok(true)
-            } else {
-                Err(io::Error::other(format!("fusermount3 -u: {status}")))
-            }
+            if status.success() { Ok(()) } else { Err(io::Error::other(format!("fusermount3 -u: {status}"))) }
         }
         Err(why) => Err(why.into()),
     }

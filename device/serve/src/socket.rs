@@ -4,11 +4,12 @@
 //!   the moment it exists.
 //! * One that nobody listens on any more is what a killed run left: it is replaced. One that
 //!   somebody listens on, and any other kind of file, is refused by name and left alone.
-//! * The file is removed when its [`OwnedSocket`] goes.
+//! * The file is removed when its [`OwnedSocket`] goes, if it is still that one: whoever removed it
+//!   may have let another device make its own there.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -30,15 +31,46 @@ const LINGER: Duration = Duration::from_secs(1);
 pub(super) struct OwnedSocket {
     pub(super) listener: UnixListener,
     path: PathBuf,
-    owns_file: bool,
+    /// Its file, unless that is somebody else's.
+    file: Option<SocketFile>,
+}
+
+/// The file of a socket, to be removed by who made it.
+#[derive(Debug)]
+pub struct SocketFile {
+    path: PathBuf,
+    /// Open, so that no other file gets its inode's number.
+    file: File,
+}
+
+impl SocketFile {
+    /// The file that was made at `path`, and is at `place` now.
+    fn made(path: &Path, place: &Path) -> io::Result<Self> {
+        let flags = libc::O_PATH | libc::O_NOFOLLOW;
+        let file = File::options().read(true).custom_flags(flags).open(place)?;
+        Ok(Self { path: path.to_owned(), file })
+    }
+
+    /// Removes it, if it is still there. Another one in its place stays.
+    pub fn remove(&self) {
+        let is_ours = |found: fs::Metadata| {
+            self.file.metadata().is_ok_and(|own| (own.dev(), own.ino()) == (found.dev(), found.ino()))
+        };
+        if !fs::symlink_metadata(&self.path).is_ok_and(is_ours) {
+            tracing::debug!(path = %self.path.display(), "the socket's file is gone");
+        } else if let Err(why) = fs::remove_file(&self.path) {
+            tracing::debug!(path = %self.path.display(), "socket file stays: {why}");
+        }
+    }
 }
 
 impl OwnedSocket {
     /// Listens at `path`. Must be called within a tokio runtime.
     pub(super) fn bind(path: &Path) -> Result<Self, ServeError> {
         let failed = |source| ServeError::Socket { path: path.to_owned(), source };
-        let listener = UnixListener::from_std(claim(path)?).map_err(failed)?;
-        Ok(Self { listener, path: path.to_owned(), owns_file: true })
+        let (listener, file) = claim(path)?;
+        let listener = UnixListener::from_std(listener).map_err(failed)?;
+        Ok(Self { listener, path: path.to_owned(), file: Some(file) })
     }
 
     /// Takes over a socket that listens at `path` already; its file is somebody else's. Must be
@@ -47,7 +79,7 @@ impl OwnedSocket {
         let failed = |source| ServeError::Socket { path: path.to_owned(), source };
         listener.set_nonblocking(true).map_err(failed)?;
         let listener = UnixListener::from_std(listener).map_err(failed)?;
-        Ok(Self { listener, path: path.to_owned(), owns_file: false })
+        Ok(Self { listener, path: path.to_owned(), file: None })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -61,7 +93,7 @@ impl OwnedSocket {
 /// # Errors
 ///
 /// When its directory is not this user's alone, or the socket is in use or cannot be made.
-pub fn claim(path: &Path) -> Result<StdListener, ServeError> {
+pub fn claim(path: &Path) -> Result<(StdListener, SocketFile), ServeError> {
     let failed = |source| ServeError::Socket { path: path.to_owned(), source };
     // Those who connect need it to fit.
     UnixAddr::new(path).map_err(|why| failed(why.into()))?;
@@ -87,7 +119,7 @@ pub fn claim(path: &Path) -> Result<StdListener, ServeError> {
     }
     let listener = listen_at(place).map_err(|why| failed(why.into()))?;
     listener.set_nonblocking(true).map_err(failed)?;
-    Ok(listener)
+    Ok((listener, SocketFile::made(path, place).map_err(failed)?))
 }
 
 /// Whether somebody listens at `path`, and stays: the worker of a holder that was killed just now
@@ -116,10 +148,8 @@ fn listen_at(path: &Path) -> nix::Result<StdListener> {
 
 impl Drop for OwnedSocket {
     fn drop(&mut self) {
-        if self.owns_file
-            && let Err(why) = fs::remove_file(&self.path)
-        {
-            tracing::debug!(path = %self.path.display(), "socket file stays: {why}");
+        if let Some(file) = &self.file {
+            file.remove();
         }
     }
 }
@@ -152,6 +182,19 @@ mod tests {
         );
         drop(live);
         OwnedSocket::bind(&path).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_somebody_else_put_in_its_place_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let first = OwnedSocket::bind(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let second = OwnedSocket::bind(&path).unwrap();
+        drop(first);
+        assert!(reach(&path).is_ok(), "the second cannot be reached");
+        drop(second);
+        assert!(!path.exists());
     }
 
     #[tokio::test]

@@ -1,5 +1,5 @@
-//! Ctrl-C during a job: what runs for the job is ended, so that it fails, and what it made goes
-//! with it.
+//! Ctrl-C during a job, or a terminal that is closed: what runs for the job is ended, so that it
+//! fails, and what it made goes with it.
 
 use std::fs;
 use std::io;
@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 /// The status of a program that was interrupted, as a shell tells it.
@@ -18,13 +18,17 @@ pub const INTERRUPTED: u8 = 130;
 /// How often what runs is told to end: a job may just have started something.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// From now on the first SIGINT or SIGTERM ends the processes that this one has started, and says
-/// so in what this returns. The second one ends this process at once.
+/// From now on the first SIGINT, SIGTERM or SIGHUP ends the processes that this one has started,
+/// and says so in what this returns. The second one ends this process at once. A SIGHUP that is
+/// ignored stays so: that is what `nohup` is for.
 ///
 /// # Errors
 /// No handler or no thread can be had.
 pub fn heed() -> io::Result<Arc<AtomicBool>> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    if !is_ignored(SIGHUP) {
+        signals.add_signal(SIGHUP)?;
+    }
     let interrupted = Arc::new(AtomicBool::new(false));
     let said = Arc::clone(&interrupted);
     thread::Builder::new().name("signals".into()).spawn(move || {
@@ -35,6 +39,14 @@ pub fn heed() -> io::Result<Arc<AtomicBool>> {
         }
     })?;
     Ok(interrupted)
+}
+
+/// Whether this process ignores a signal, as the kernel lists that.
+fn is_ignored(signal: i32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
 fn end_children() {

@@ -53,7 +53,7 @@ pub(crate) struct Mount {
     /// kernel likes: quicker, but a full device says so at `fsync` or `close`. Needs root.
     #[arg(long)]
     pub(crate) write_cache: bool,
-    /// Stay until SIGINT or SIGTERM, or `lamina umount`.
+    /// Stay until SIGINT, SIGTERM or SIGHUP, or `lamina umount`.
     #[arg(long)]
     pub(crate) foreground: bool,
     /// Print JSON instead of a table.

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail, ensure};
-use lamina_serve::{HeldMount, PrivateDir, Shows, claim};
+use lamina_serve::{HeldMount, PrivateDir, Shows, SocketFile, claim};
 use lamina_store::host_memory::Linux;
 use lamina_store::image::{Image, Superblock};
 
@@ -40,19 +40,19 @@ pub(super) fn ledger_of(image: &Image) -> Option<fs::File> {
 pub(super) struct Listening {
     pub(super) listener: UnixListener,
     pub(super) path: PathBuf,
+    file: SocketFile,
 }
 
 impl Listening {
     pub(super) fn at(path: &Path) -> Result<Self> {
-        Ok(Self { listener: claim(path)?, path: path.to_owned() })
+        let (listener, file) = claim(path)?;
+        Ok(Self { listener, path: path.to_owned(), file })
     }
 }
 
 impl Drop for Listening {
     fn drop(&mut self) {
-        if let Err(why) = fs::remove_file(&self.path) {
-            tracing::debug!("socket file stays: {why}");
-        }
+        self.file.remove();
     }
 }
 

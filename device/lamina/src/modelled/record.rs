@@ -15,13 +15,13 @@ use hyper::body::{Bytes, Incoming};
 use indicatif::{BinaryBytes, HumanCount, ProgressBar};
 use lamina_model::trace::{Item, Reader, Writer};
 use serde_json::json;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{Receiver, channel};
 
 use crate::args::{ApiAt, Record};
 use crate::client;
 use crate::log;
 use crate::out::print_line;
+use crate::signals::Ending;
 use crate::status::NoDevice;
 
 /// Pieces of the trace that wait to be written.
@@ -87,7 +87,7 @@ pub(crate) async fn record(args: &Record) -> Result<()> {
 
 async fn follow(args: &Record, file: File) -> Result<Recorded> {
     let api = &args.client.api;
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let mut ending = Ending::watch()?;
     let (mut body, _connection) = client::open(api, "/trace").await?;
     let (to, pieces) = channel(WAITING);
     let most = args.requests;
@@ -105,7 +105,7 @@ async fn follow(args: &Record, file: File) -> Result<Recorded> {
         // All that was asked for.
         copied = &mut copied => done = Some(copied),
         () = async { while pass(&mut body, &to).await {} } => {}
-        () = async { tokio::select! { () = over => {}, _ = interrupt.recv() => {}, _ = terminate.recv() => {} } } => {
+        () = async { tokio::select! { () = over => {}, _ = ending.next() => {} } } => {
             // What was recorded before is still coming, also if somebody else has stopped it. It is
             // not waited for if the device stands still, or somebody interrupts again.
             let rest = async {
@@ -117,8 +117,7 @@ async fn follow(args: &Record, file: File) -> Result<Recorded> {
             tokio::select! {
                 () = rest => {}
                 () = tokio::time::sleep(REST) => {}
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
+                _ = ending.next() => {}
             }
         }
     }

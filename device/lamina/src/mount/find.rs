@@ -1,15 +1,17 @@
 //! Which device a command on models is for.
 
 use std::ffi::OsString;
+use std::io::{self, ErrorKind};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use lamina_serve::{OurMount, peer};
 
 use crate::args::{ApiAt, To, run_dir};
 use crate::client;
 use crate::holder;
-use crate::mounted::{all_mounted, named};
+use crate::mounted::{all_mounted, is_of, named};
 use crate::status::NoDevice;
 
 /// The attribute of a mount's root that names the socket of its API.
@@ -48,17 +50,31 @@ pub(super) fn ours(dir: &Path) -> Result<PathBuf> {
     if holder::is_held(&run_dir) {
         return Ok(run_dir);
     }
-    match told(&dir) {
-        Some((_, socket)) => bail!(
-            "{} is not from `lamina mount`: end the `lamina serve` or `lamina boot` that answers at {}",
-            dir.display(),
-            socket.display()
-        ),
-        None => bail!(NoDevice(format!(
-            "nothing that `lamina mount` started is mounted on {}; `lamina ls` lists what is",
-            dir.display()
-        ))),
+    let at = dir.display();
+    let Some((root, socket)) = told(&dir).filter(|(root, _)| *root == dir) else {
+        bail!(NoDevice(format!(
+            "nothing that `lamina mount` started is mounted on {at}; `lamina ls` lists what is"
+        )));
+    };
+    // Whoever mounted it had another environment, and so another place for sockets.
+    if let Some(theirs) = socket.parent().filter(|theirs| is_of(theirs, &root) && holder::is_held(theirs)) {
+        return Ok(theirs.to_owned());
     }
+    if is_gone(&socket) {
+        let server = OurMount::at(&root).and_then(|mount| mount.server());
+        let end = server.map_or_else(|| "end its process".to_owned(), |pid| format!("`kill {pid}` ends it"));
+        bail!(NoDevice(format!("the sockets of the device on {at} are gone, {}: {end}", socket.display())));
+    }
+    bail!(
+        "{at} is not from `lamina mount`: end the `lamina serve` or `lamina boot` that answers at {}",
+        socket.display()
+    )
+}
+
+/// Whether nobody listens at a socket.
+pub(super) fn is_gone(socket: &Path) -> bool {
+    let gone = |why: &io::Error| matches!(why.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused);
+    peer::connect(socket).is_err_and(|why| gone(&why))
 }
 
 /// The device that is mounted on a directory, or on one above it, whoever started it.

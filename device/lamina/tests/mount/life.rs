@@ -3,13 +3,13 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use lamina_reference::Format;
-use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::signal::{self, SigHandler, Signal, kill, killpg};
 use nix::unistd::Pid;
 use serde_json::Value;
 
@@ -57,6 +57,75 @@ fn models_are_loaded_listed_and_removed_and_umount_leaves_nothing() {
     assert_eq!(place.said(&["ls", "--json"]).trim(), "[]");
 }
 
+/// Waits until something holds, for a bounded time.
+fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what} never comes");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The directories of devices that are mounted, or were.
+fn run_dirs(place: &Place) -> Vec<PathBuf> {
+    let all = fs::read_dir(place.path("run/lamina/mounts")).into_iter().flatten();
+    all.map(|entry| entry.unwrap().path()).collect()
+}
+
+#[test]
+fn a_mount_is_taken_down_wherever_its_sockets_are_and_says_how_when_they_are_gone() {
+    let place = Place::new();
+    let m = place.text("m");
+    place.mount(&["--capacity", "16M"]);
+    let why = place.refused(&["umount", &place.text("m/models")]);
+    assert!(why.contains("nothing that `lamina mount` started is mounted on"), "{why}");
+    // As cron has it, or whoever comes by `su`.
+    let mut command = place.command(&["umount", &m]);
+    let output = command.env("XDG_RUNTIME_DIR", place.path("elsewhere")).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(!place.path("m").exists() && run_dirs(&place).is_empty());
+
+    let pid = place.mount(&["--capacity", "16M"])["pid"].as_i64().unwrap();
+    fs::remove_dir_all(place.path("run/lamina")).unwrap();
+    let output = place.lamina(&["umount", &m]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.contains(&format!("`kill {pid}` ends it")), "{said}");
+    kill(Pid::from_raw(pid.try_into().unwrap()), Signal::SIGTERM).unwrap();
+    eventually("the end of the mount", || !place.path("m").exists());
+}
+
+#[test]
+fn a_log_that_is_cut_goes_on_from_its_beginning() {
+    let place = Place::new();
+    let holder = place.mount(&["--capacity", "16M"])["pid"].as_u64().unwrap();
+    let log = run_dirs(&place).remove(0).join("log");
+    let a_worker_dies = || {
+        eventually("a worker", || worker_of(holder).is_some());
+        let _ = kill(worker_of(holder).unwrap(), Signal::SIGKILL);
+        eventually("a line", || fs::read_to_string(&log).unwrap().contains("a new worker answers"));
+    };
+    a_worker_dies();
+    File::options().write(true).truncate(true).open(&log).unwrap();
+    a_worker_dies();
+    assert!(!fs::read(&log).unwrap().contains(&0));
+}
+
+#[test]
+fn a_mount_that_fails_leaves_no_directory() {
+    let place = Place::new();
+    let (image, m) = (place.text("image"), place.text("m"));
+    let file = |seed| safetensors(&[("w", "U8", vec![9], noise(seed, 9))]);
+    let why = place.refused(&["mount", "--image", &place.write("broken", b"no image"), &m]);
+    assert!(why.contains("the device did not start") && why.contains("broken"), "{why}");
+    assert_eq!(run_dirs(&place), Vec::<PathBuf>::new());
+    place.mount(&["--image", &image, &place.write("w.safetensors", &file(1))]);
+    place.said(&["umount", &m]);
+    let why = place.refused(&["mount", "--image", &image, &place.write("other/w.safetensors", &file(2)), &m]);
+    assert!(why.contains("the image holds a model \"w\" already"), "{why}");
+    assert_eq!(run_dirs(&place), Vec::<PathBuf>::new());
+}
+
 /// A model that takes a while to load.
 fn large(place: &Place) -> String {
     const MIB: usize = 1 << 20;
@@ -68,6 +137,9 @@ fn large(place: &Place) -> String {
 /// does it, which is stopped so that it does not come to its end meanwhile.
 fn loading(place: &Place, words: &[&str], holder: impl Fn(&Child) -> u64) -> (Child, Pid) {
     let mut command = place.command(words);
+    // SAFETY: between fork and exec one system call is made, and no memory is allocated. No handler
+    // of this process is lost: the process is another one.
+    unsafe { command.pre_exec(|| Ok(signal::signal(Signal::SIGHUP, SigHandler::SigDfl).map(drop)?)) };
     let mut child = command.process_group(0).stderr(Stdio::piped()).spawn().unwrap();
     while !is_loading(place) {
         assert!(child.try_wait().unwrap().is_none(), "it is large enough to be seen");
@@ -103,10 +175,9 @@ fn a_mount_that_is_interrupted_leaves_nothing() {
     let nothing_stays = || {
         assert_eq!(place.said(&["ls", "--json"]).trim(), "[]");
         assert!(!place.path("m").exists());
-        let run_dirs = fs::read_dir(place.path("run/lamina/mounts"));
-        assert!(run_dirs.is_err() || run_dirs.unwrap().next().is_none());
+        assert_eq!(run_dirs(&place), Vec::<PathBuf>::new());
     };
-    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
         // The device is the command's child.
         let holder = |child: &Child| u64::try_from(worker_of(child.id().into()).unwrap().as_raw()).unwrap();
         let (child, worker) = loading(&place, &words, holder);

@@ -9,10 +9,11 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{SigHandler, Signal, kill};
 use nix::unistd::Pid;
 
 use crate::common::{Place, Run, eventually, lamina, mounted, noise, within};
+use crate::stops::begin_with;
 
 /// What QEMU's part is to do when asked for its version.
 const VERSION: &str = "echo QEMU emulator version 11.1.0";
@@ -90,16 +91,21 @@ fn has(place: &Place, name: &str, bytes: &[u8]) {
 fn a_boot_that_fails_or_is_ended_keeps_what_is_stored_and_leaves_nothing_else() {
     within(240, || {
         let (place, bytes) = (Place::new(), noise(8, 1 << 20));
-        let mut child = script(&place, &mut boot(&place, VERSION, "exec sleep 300"));
-        let files = mount(&place).join("files");
-        fs::write(files.join("stored"), &bytes).unwrap();
-        // QEMU may not have been started yet: either way it ends.
-        thread::sleep(Duration::from_secs(1));
-        signal(&child, Signal::SIGTERM);
-        let said = failure(child, Duration::from_secs(60));
-        assert!(said.contains("ended by SIGTERM") && !said.contains("SIGKILL"), "{said}");
-        assert_eq!(left(&place.path("tmp")), Vec::<PathBuf>::new());
-        has(&place, "stored", &bytes);
+        let mut child;
+        for by in [Signal::SIGTERM, Signal::SIGHUP] {
+            let mut command = boot(&place, VERSION, "exec sleep 300");
+            begin_with(&mut command, Signal::SIGHUP, SigHandler::SigDfl);
+            child = script(&place, &mut command);
+            let files = mount(&place).join("files");
+            fs::write(files.join(by.as_str()), &bytes).unwrap();
+            // QEMU may not have been started yet: either way it ends.
+            thread::sleep(Duration::from_secs(1));
+            signal(&child, by);
+            let said = failure(child, Duration::from_secs(60));
+            assert!(said.contains(&format!("ended by {by}")) && !said.contains("SIGKILL"), "{said}");
+            assert_eq!([left(&place.path("tmp")), left(&place.path("run"))].concat(), Vec::<PathBuf>::new());
+            has(&place, by.as_str(), &bytes);
+        }
         for (qemu, reason) in [("exit 3", "QEMU ended with exit status: 3"), ("", "before its program ended")]
         {
             child = script(&place, &mut boot(&place, VERSION, qemu));
@@ -110,7 +116,7 @@ fn a_boot_that_fails_or_is_ended_keeps_what_is_stored_and_leaves_nothing_else() 
         child = script(&place, boot(&place, VERSION, "").env("LAMINA_QEMU", "/nonexistent"));
         failure(child, Duration::from_secs(60));
         assert_eq!(left(&place.path("tmp")), Vec::<PathBuf>::new());
-        has(&place, "stored", &bytes);
+        has(&place, "SIGHUP", &bytes);
     });
 }
 

@@ -21,7 +21,7 @@ fn a_careful_worker_looks_at_all_entries_and_another_reads_what_was_noted() {
         fs::create_dir(place.path("run")).unwrap();
         let model = place.checkpoint("t", &noise(3, 1 << 20));
         let image = Image::in_memory(DeviceConfig::new(16 << 20, 64 << 20).superblock()).unwrap();
-        let [api, ctl] = ["run/api.sock", "run/ctl.sock"].map(|name| claim(&place.path(name)).unwrap());
+        let [api, ctl] = ["run/api.sock", "run/ctl.sock"].map(|name| claim(&place.path(name)).unwrap().0);
         let workers = [(false, "what was noted was read"), (true, "all entries were looked at")];
         for (deaths, (careful, said)) in [(false, "")].into_iter().chain(workers).enumerate() {
             let log = place.path("log");

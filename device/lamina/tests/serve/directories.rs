@@ -210,13 +210,15 @@ fn no_qemu_is_sent_to_a_socket_that_another_user_may_have_made() {
         let path = dir.join("s.sock");
         let listener = UnixListener::bind(&path).unwrap();
         let socket = path.to_str().unwrap();
-        let window = place.text("window");
-        fs::File::create(&window).unwrap().set_len(256 << 20).unwrap();
+        let [base, views] = ["base", "views"].map(|window| place.text(window));
+        for window in [&base, &views] {
+            fs::File::create(window).unwrap().set_len(256 << 20).unwrap();
+        }
         let commands: [&[&str]; 4] = [
             &["--attach", "vhost-user", "--disk", socket],
             &["--attach", "shmem", "--shmem", socket],
-            &["--attach", "ivshmem", "--base", &window, "--views-file", &window, "--mailbox", socket],
-            &["--base", &window, "--views-file", &window, "--ctl", socket],
+            &["--attach", "ivshmem", "--base", &base, "--views-file", &views, "--mailbox", socket],
+            &["--base", &base, "--views-file", &views, "--ctl", socket],
         ];
         for words in commands {
             let why = refusal(lamina(&["boot", "--print-command"]).args(words));

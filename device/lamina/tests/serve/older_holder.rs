@@ -23,7 +23,7 @@ fn the_monitor_that_an_older_holder_names_is_told_of_poison_and_the_holder_is_no
         let place = Place::new();
         fs::create_dir(place.path("run")).unwrap();
         let image = Image::in_memory(DeviceConfig::new(16 << 20, 64 << 20).superblock()).unwrap();
-        let [api, ctl] = ["run/api.sock", "run/ctl.sock"].map(|name| claim(&place.path(name)).unwrap());
+        let [api, ctl] = ["run/api.sock", "run/ctl.sock"].map(|name| claim(&place.path(name)).unwrap().0);
         let reported = monitor(&place.path("monitor.sock"));
         let worker = Worker::start(place.serve(&[]));
         let open = json!({ "Open": {

@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{SigHandler, Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::common::{Place, Run, Window, expected, lamina, mounted, noise, within};
 use crate::deaths::worker;
+use crate::stops::begin_with;
 
 fn refused(place: &Place, more: &[&str]) -> String {
     failure(&mut place.serve(more))
@@ -253,6 +254,44 @@ fn a_second_run_on_the_same_mount_or_sockets_is_refused_by_name() {
             "{refused}"
         );
         client(&place, &["stats"]);
+    });
+}
+
+#[test]
+fn a_device_that_ends_leaves_the_sockets_of_another_in_the_place_of_its_own() {
+    within(60, || {
+        let place = Place::new();
+        let first = Run::start(&mut place.serve(&["--capacity", "16M"]));
+        fs::remove_dir_all(place.path("run")).unwrap();
+        let (mount, run) = (place.text("mount2"), place.text("run"));
+        let words = ["serve", "--json", "--capacity", "16M", "--mount", &mount, "--run-dir", &run];
+        let second = Run::start(&mut lamina(&words));
+        let sockets = || fs::read_dir(place.path("run")).unwrap().count();
+        let made = sockets();
+        first.signal(Signal::SIGTERM);
+        assert!(first.end().success());
+        assert_eq!(sockets(), made);
+        client(&place, &["stats"]);
+        second.signal(Signal::SIGTERM);
+        assert!(second.end().success());
+        assert_eq!(sockets(), 0);
+    });
+}
+
+#[test]
+fn an_image_larger_than_files_may_be_is_said() {
+    within(60, || {
+        let place = Place::new();
+        let mut command = Command::new("sh");
+        command.args(["-c", "ulimit -f 1000 && exec \"$@\"", "sh", env!("CARGO_BIN_EXE_lamina"), "serve"]);
+        command.args(["--mount", &place.text("mount"), "--run-dir", &place.text("run")]);
+        command.args(["--capacity", "256M", "--image", &place.text("image")]);
+        begin_with(&mut command, Signal::SIGXFSZ, SigHandler::SigDfl);
+        let Output { status, stderr, .. } = command.output().unwrap();
+        let said = String::from_utf8_lossy(&stderr);
+        assert_eq!(status.code(), Some(5), "{status}: {said}");
+        let wanted = format!("cannot use the image {}: File too large", place.text("image"));
+        assert!(said.contains(&wanted), "{said}");
     });
 }
 

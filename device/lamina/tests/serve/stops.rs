@@ -8,6 +8,7 @@
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{SigHandler, Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 use vm_memory::{Bytes, GuestAddress};
@@ -70,8 +71,12 @@ impl Device {
 
     /// Stops the device, and looks whether what was stored is there afterwards.
     fn stop_now(self) {
+        self.stop_by(Signal::SIGTERM);
+    }
+
+    fn stop_by(self, signal: Signal) {
         let begun = Instant::now();
-        self.run.signal(Signal::SIGTERM);
+        self.run.signal(signal);
         let Self { run, place, base, bytes } = self;
         let status = run.end();
         let took = begun.elapsed();
@@ -83,6 +88,36 @@ impl Device {
         assert!(found == bytes, "stores are lost");
         drop(again);
     }
+}
+
+/// Has a program begin with a signal heeded or ignored, however the tests were started.
+pub(crate) fn begin_with(command: &mut Command, signal: Signal, handler: SigHandler) {
+    // SAFETY: between fork and exec one system call is made, and no memory is allocated. No handler
+    // of this process is lost: the process is another one.
+    unsafe { command.pre_exec(move || Ok(nix::sys::signal::signal(signal, handler).map(drop)?)) };
+}
+
+#[test]
+fn a_terminal_that_is_closed_stops_a_device() {
+    within(120, || {
+        let mut device = Device::small(|_, command| begin_with(command, Signal::SIGHUP, SigHandler::SigDfl));
+        device.store();
+        device.stop_by(Signal::SIGHUP);
+    });
+}
+
+#[test]
+fn a_device_that_is_to_outlive_its_terminal_does() {
+    within(120, || {
+        let device = Device::small(|_, command| begin_with(command, Signal::SIGHUP, SigHandler::SigIgn));
+        let status = std::fs::read_to_string(format!("/proc/{}/status", device.run.child.id())).unwrap();
+        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+        let ignored = u64::from_str_radix(ignored.trim(), 16).unwrap();
+        assert_eq!(ignored >> (Signal::SIGHUP as i32 - 1) & 1, 1, "{status}");
+        device.run.signal(Signal::SIGHUP);
+        device.poison();
+        device.stop();
+    });
 }
 
 /// The largest memory of the device's worker, in KiB, without what it shares.

@@ -38,7 +38,7 @@ use vm_memory::GuestMemoryAtomic;
 
 use super::ServeError;
 use super::mount_point;
-use super::socket;
+use super::socket::{self, SocketFile};
 use super::vhost_connections::{Connections, Memory, Served};
 use backend::Backend;
 
@@ -104,6 +104,7 @@ impl Served for Shared {
 /// A device with shared memory on a socket. Dropping it ends it.
 pub struct ShmemServer {
     path: PathBuf,
+    file: SocketFile,
     /// Gone before the file is.
     connections: Option<Connections<Shared>>,
 }
@@ -127,13 +128,13 @@ impl ShmemServer {
         let identities = [identity(&base)?, identity(&views)?];
         let (port, runtime) = (port.to_owned(), Handle::current());
         let shown = Shown { windows: [base, views], identities, port, runtime };
-        let listener = socket::claim(path)?;
+        let (listener, file) = socket::claim(path)?;
         let served = Connections::serve(Arc::new(Shared(Arc::new(shown))), listener, "shmem".into());
         match served {
-            Ok(connections) => Ok(Self { path: path.to_owned(), connections: Some(connections) }),
+            Ok(connections) => Ok(Self { path: path.to_owned(), file, connections: Some(connections) }),
             Err(why) => {
                 // The socket is of no use to anybody.
-                let _ = fs::remove_file(path);
+                file.remove();
                 Err(ServeError::Threads(why))
             }
         }
@@ -148,8 +149,6 @@ impl ShmemServer {
 impl Drop for ShmemServer {
     fn drop(&mut self) {
         drop(self.connections.take());
-        if let Err(why) = fs::remove_file(&self.path) {
-            tracing::debug!(path = %self.path.display(), "socket file stays: {why}");
-        }
+        self.file.remove();
     }
 }

@@ -8,7 +8,6 @@
 //!   the connection and takes the socket's file away. A request that is not done then is not given
 //!   back: the next server of the disk does it.
 
-use std::fs;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +17,7 @@ use vm_memory::GuestMemoryAtomic;
 
 use crate::ServeError;
 use crate::control::Control;
-use crate::socket;
+use crate::socket::{self, SocketFile};
 use crate::vhost_connections::{Connections, Memory, Served};
 
 use super::backend::Backend;
@@ -30,7 +29,8 @@ pub struct DiskServer {
     disk: Arc<Disk>,
     /// Gone before the file is.
     connections: Option<Connections<Seen>>,
-    owns_file: bool,
+    /// The socket's, unless that is somebody else's.
+    file: Option<SocketFile>,
 }
 
 /// A disk, as connections see it.
@@ -64,12 +64,15 @@ impl DiskServer {
     /// When the socket is in use or cannot be made, or the disk's view cannot be.
     pub fn bind(control: &Control, shows: Shows, path: &Path) -> Result<Self, ServeError> {
         let disk = new_disk(control, shows, path)?;
-        let listener = socket::claim(path)?;
-        match Self::start(control, disk, listener, true) {
-            Ok(server) => Ok(server),
+        let (listener, file) = socket::claim(path)?;
+        match Self::start(control, disk, listener) {
+            Ok(mut server) => {
+                server.file = Some(file);
+                Ok(server)
+            }
             Err(why) => {
                 // The socket is of no use to anybody.
-                let _ = fs::remove_file(path);
+                file.remove();
                 Err(why)
             }
         }
@@ -88,22 +91,17 @@ impl DiskServer {
     ) -> Result<Self, ServeError> {
         let disk = new_disk(control, shows, path)?;
         listener.set_nonblocking(true).map_err(ServeError::Threads)?;
-        Self::start(control, disk, listener, false)
+        Self::start(control, disk, listener)
     }
 
-    fn start(
-        control: &Control,
-        disk: Disk,
-        listener: UnixListener,
-        owns_file: bool,
-    ) -> Result<Self, ServeError> {
+    fn start(control: &Control, disk: Disk, listener: UnixListener) -> Result<Self, ServeError> {
         let disk = Arc::new(disk);
         let name = format!("disk-{}", disk.info().serial);
         let connections = Connections::serve(Arc::new(Seen(Arc::clone(&disk))), listener, name)
             .map_err(ServeError::Threads)?;
         let shown: Arc<dyn ServedDisk> = Arc::clone(&disk) as _;
         control.served(&shown);
-        Ok(Self { disk, connections: Some(connections), owns_file })
+        Ok(Self { disk, connections: Some(connections), file: None })
     }
 
     /// Takes no more connections, and begins nothing more for the one there is. Never waits.
@@ -130,10 +128,8 @@ impl DiskServer {
 impl Drop for DiskServer {
     fn drop(&mut self) {
         drop(self.connections.take());
-        if self.owns_file
-            && let Err(why) = fs::remove_file(&self.disk.info().socket)
-        {
-            tracing::debug!("socket file stays: {why}");
+        if let Some(file) = &self.file {
+            file.remove();
         }
     }
 }
