@@ -187,7 +187,9 @@ impl Prepared {
         command.args(&self.command.args).envs(self.command.env.iter().map(|(name, value)| (name, value)));
         command.stderr(Stdio::piped());
         if !self.interactive {
-            command.stdin(Stdio::null()).stdout(Stdio::piped());
+            // What a terminal sends to the job is not for it: QEMU ends by SIGHUP even where that
+            // is ignored, as under `nohup`.
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0);
         }
         let parent = getpid();
         // SAFETY: between fork and exec only two system calls are made and no memory is allocated.

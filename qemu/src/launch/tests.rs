@@ -97,6 +97,16 @@ fn dropping_a_guest_ends_it() {
 }
 
 #[test]
+fn only_a_guest_with_a_shell_hears_what_a_terminal_sends_to_the_job() {
+    let group = |pid| rustix::process::getpgid(pid).unwrap();
+    for interactive in [false, true] {
+        let guest = Prepared { interactive, ..prepared("exec sleep 1000") }.spawn(|_| {}).unwrap();
+        let pid = Pid::from_raw(guest.pid().unwrap().try_into().unwrap()).unwrap();
+        assert_eq!(group(Some(pid)), if interactive { group(None) } else { pid });
+    }
+}
+
+#[test]
 fn a_guest_does_not_outlive_its_process() {
     const CHILD: &str = "LAMINA_QEMU_TEST_ABORT";
     if std::env::var_os(CHILD).is_some() {
