@@ -242,6 +242,10 @@ fn what_does_not_fit_is_refused_before_anything_starts() {
     }
     refused(&[0], Decode { text: Some(empty), ..decode() }, "nothing to judge");
     refused(&[0], Decode { text: Some(latin), ..decode() }, "no text in UTF-8");
+    for tokens in [0, 1] {
+        let says = format!("{tokens} tokens of the text: the first is not predicted");
+        refused(&[0], Decode { text_tokens: Some(tokens), ..decode() }, &says);
+    }
     refused(&[0], Decode { tokenizer: short, ..decode() }, "does not fit the model");
     refused(&[0], Decode { views: vec!["int4".to_owned()], ..decode() }, "through the view \"int4\"");
     let unrounded = "top:1=e5m3+g2".parse().unwrap();

@@ -31,7 +31,7 @@ use serde_json::json;
 
 use crate::{
     daemon::Serve,
-    files::{MAX_TEXT_BYTES, MAX_VOCABULARY_BYTES, can_be_made, read},
+    files::{self, MAX_TEXT_BYTES, MAX_VOCABULARY_BYTES, can_be_made, read},
     judge::Judge,
 };
 
@@ -147,6 +147,12 @@ impl Decode {
         let tokenizer = Tokenizer::parse(&vocabulary, config.vocab_size)
             .with_context(|| format!("{} does not fit the model", self.tokenizer.display()))?;
         let text = self.text.as_ref().map(|path| read_text(path, &tokenizer)).transpose()?;
+        let judged = self.text_tokens.filter(|_| text.is_some());
+        ensure!(
+            judged.is_none_or(|tokens| tokens >= 2),
+            "{} tokens of the text: the first is not predicted, so judging wants 2 or more",
+            judged.unwrap_or_default()
+        );
         ensure!(
             self.save_kv.is_none() || text.is_some(),
             "no text is judged, so there is no K and V to save: give one with --text"
@@ -278,8 +284,7 @@ impl Decode {
 
 /// The text that is judged.
 fn read_text(path: &Path, tokenizer: &Tokenizer) -> Result<String> {
-    let text = String::from_utf8(read(path, MAX_TEXT_BYTES)?)
-        .with_context(|| format!("{} is no text in UTF-8", path.display()))?;
+    let text = files::read_text(path, MAX_TEXT_BYTES)?;
     ensure!(tokenizer.encode(&text).len() > 1, "{} is empty: there is nothing to judge", path.display());
     Ok(text)
 }

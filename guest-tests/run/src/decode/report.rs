@@ -257,10 +257,14 @@ pub fn report(
         unsaved = unsaved.or_else(|| compared?.unsaved.clone());
         // What is not a number is compared like any other bits, and is null in an event.
         let is_judged = matches!(run.task, Task::Judge { .. });
-        if compared.is_some_and(|expected| !expected.are_finite)
-            || is_judged && perplexity.is_none_or(|perplexity| !perplexity.is_finite())
-        {
+        // The first token is not predicted.
+        let has_perplexity = !is_judged || tokens.len() < 2 || perplexity.is_some_and(f64::is_finite);
+        if compared.is_some_and(|expected| !expected.are_finite) {
             problems.push(format!("{what} gave logits that are NaN or infinite"));
+        } else if !has_perplexity && identical == Some(true) {
+            problems.push(format!("{what} gave a perplexity too large for a number"));
+        } else if !has_perplexity {
+            problems.push(format!("{what} gave logits that are NaN or infinite, or too large a perplexity"));
         }
         if !is_judged {
             text = Some((found.clone(), runs.len()));
@@ -671,15 +675,17 @@ mod tests {
     #[test]
     fn logits_that_are_no_numbers_are_a_problem_however_equal_they_are() {
         let nan = "gave logits that are NaN or infinite";
+        let or_large = "gave logits that are NaN or infinite, or too large a perplexity";
+        let large = "gave a perplexity too large for a number";
         // In an event NaN is null; what is not compared is told by that alone.
         let mut reports = all();
         (reports[2], reports[3]) = (reported(3, None), reported(4, Some(f64::INFINITY)));
         let mut uncompared = expected();
         uncompared[2] = None;
         let (found, problems) = report("a model", &plan(), &reports, &uncompared).unwrap();
-        let views = [("e8m0", "full"), ("full", "window:2")];
-        let wanted =
-            views.map(|(view, policy)| format!("decoding with weights {view} and policy {policy} {nan}"));
+        // Where it is compared, its logits are known to be finite.
+        let wanted = [("e8m0", "full", or_large), ("full", "window:2", large)]
+            .map(|(view, policy, why)| format!("decoding with weights {view} and policy {policy} {why}"));
         assert_eq!(problems, wanted);
         assert!(found.unwrap().to_text().contains("no number"));
         // A text that is written has no perplexity.
@@ -689,6 +695,20 @@ mod tests {
         }
         let (_, problems) = report("a model", &plan(), &all(), &overflown).unwrap();
         assert_eq!(problems, [format!("decoding with weights full and policy full {nan}")]);
+    }
+
+    #[test]
+    fn a_text_of_one_token_has_no_perplexity_and_that_is_no_problem() {
+        let mut reports = all();
+        let mut one = expected();
+        for (report, expected) in reports.iter_mut().zip(&mut one).skip(1) {
+            let Event::Decoded { tokens, perplexity, .. } = &mut *report.0 else { unreachable!() };
+            (*tokens, *perplexity) = (vec![1], None);
+            expected.as_mut().unwrap().as_mut().unwrap().tokens = vec![1];
+        }
+        let (found, problems) = report("a model", &plan(), &reports, &one).unwrap();
+        assert_eq!(problems, Vec::<String>::new());
+        assert!(found.unwrap().perplexity.is_empty());
     }
 
     #[test]
