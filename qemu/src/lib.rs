@@ -31,6 +31,7 @@ pub mod launch;
 pub mod lines;
 pub mod madv;
 pub mod recipe;
+pub mod signals;
 pub mod topology;
 pub mod version;
 

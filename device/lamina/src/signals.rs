@@ -1,10 +1,10 @@
 //! The signals that end what runs, so that nothing of it is lost or stays behind, and one that must
 //! not end it.
 
-use std::fs;
 use std::future::pending;
 use std::io;
 
+use lamina_qemu::signals::is_ignored;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// SIGINT, SIGTERM and SIGHUP, which a terminal sends that is closed.
@@ -25,11 +25,12 @@ impl Ending {
         Ok(Self {
             interrupted: signal(SignalKind::interrupt())?,
             terminated: signal(SignalKind::terminate())?,
-            hung_up: if is_ignored(hangup) { None } else { Some(signal(hangup)?) },
+            hung_up: if is_ignored(hangup.as_raw_value()) { None } else { Some(signal(hangup)?) },
         })
     }
 
-    /// Waits for the next: what it is called.
+    /// Waits for the next: what it is called. Of SIGHUP there is one only: for a terminal that is
+    /// closed, the shell sends it and then the kernel, which is no second word.
     pub(crate) async fn next(&mut self) -> &'static str {
         let hung_up = async {
             match &mut self.hung_up {
@@ -40,17 +41,13 @@ impl Ending {
         tokio::select! {
             _ = self.interrupted.recv() => "SIGINT",
             _ = self.terminated.recv() => "SIGTERM",
-            _ = hung_up => "SIGHUP",
+            _ = hung_up => {
+                // What has it handled stays.
+                self.hung_up = None;
+                "SIGHUP"
+            }
         }
     }
-}
-
-/// Whether this process ignores a signal, as the kernel lists that.
-fn is_ignored(signal: SignalKind) -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    mask.is_some_and(|mask| mask >> (signal.as_raw_value() - 1) & 1 == 1)
 }
 
 /// Has a write past the limit of files' sizes (`ulimit -f`) fail with EFBIG, which is said like any
@@ -66,5 +63,38 @@ pub(crate) fn survive_file_limit() {
         if before == libc::SIG_IGN {
             libc::signal(libc::SIGXFSZ, before);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+
+    use rustix::process::{Signal as Sent, getpid, kill_process};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_terminal_that_is_closed_counts_once() {
+        // Who starts the tests may have it ignored.
+        // SAFETY: no handler is lost: none of this process's is installed yet.
+        unsafe { libc::signal(libc::SIGHUP, libc::SIG_DFL) };
+        let mut ending = Ending::watch().unwrap();
+        let mut all = signal(SignalKind::hangup()).unwrap();
+        let mut hang_up = async || {
+            kill_process(getpid(), Sent::HUP).unwrap();
+            all.recv().await.unwrap();
+        };
+        hang_up().await;
+        assert_eq!(ending.next().await, "SIGHUP");
+        hang_up().await;
+        // What hears of all of them has heard of it.
+        tokio::select! {
+            biased;
+            by = ending.next() => panic!("{by} again"),
+            () = ready(()) => {}
+        }
+        kill_process(getpid(), Sent::TERM).unwrap();
+        assert_eq!(ending.next().await, "SIGTERM");
     }
 }

@@ -49,6 +49,15 @@ fn signal(child: &Child, signal: Signal) {
     kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), signal).unwrap();
 }
 
+/// The same; a terminal's end is told twice, by the shell and then by the kernel.
+fn signal_as_terminal(child: &Child, by: Signal) {
+    signal(child, by);
+    if by == Signal::SIGHUP {
+        thread::sleep(Duration::from_millis(2));
+        signal(child, by);
+    }
+}
+
 /// What a boot says that is to fail, within some time.
 fn failure(mut child: Child, limit: Duration) -> String {
     let begun = Instant::now();
@@ -100,7 +109,7 @@ fn a_boot_that_fails_or_is_ended_keeps_what_is_stored_and_leaves_nothing_else() 
             fs::write(files.join(by.as_str()), &bytes).unwrap();
             // QEMU may not have been started yet: either way it ends.
             thread::sleep(Duration::from_secs(1));
-            signal(&child, by);
+            signal_as_terminal(&child, by);
             let said = failure(child, Duration::from_secs(60));
             assert!(said.contains(&format!("ended by {by}")) && !said.contains("SIGKILL"), "{said}");
             assert_eq!([left(&place.path("tmp")), left(&place.path("run"))].concat(), Vec::<PathBuf>::new());
@@ -138,14 +147,17 @@ fn a_signal_ends_a_boot_that_loads_and_one_whose_qemu_says_nothing() {
         let place = Place::new();
         let model = place.checkpoint("t", &noise(9, 192 << 20));
         let started = place.path("started");
-        let mut command = boot(&place, VERSION, &format!("touch {}; exec sleep 300", started.display()));
-        let child = script(&place, command.args(["--model", &model]));
-        eventually("a load", || place.path("run/api.sock").exists());
-        signal(&child, Signal::SIGTERM);
-        let said = failure(child, Duration::from_secs(60));
-        assert!(said.contains("ended by SIGTERM"), "{said}");
-        assert!(!started.exists(), "a guest was started");
-        assert_eq!(left(&place.path("tmp")), Vec::<PathBuf>::new());
+        for by in [Signal::SIGTERM, Signal::SIGHUP] {
+            let mut command = boot(&place, VERSION, &format!("touch {}; exec sleep 300", started.display()));
+            begin_with(&mut command, Signal::SIGHUP, SigHandler::SigDfl);
+            let child = script(&place, command.args(["--model", &model]));
+            eventually("a load", || place.path("run/api.sock").exists());
+            signal_as_terminal(&child, by);
+            let said = failure(child, Duration::from_secs(60));
+            assert!(said.contains(&format!("ended by {by}")), "{said}");
+            assert!(!started.exists(), "a guest was started");
+            assert_eq!([left(&place.path("tmp")), left(&place.path("run"))].concat(), Vec::<PathBuf>::new());
+        }
 
         let child = script(&place, &mut boot(&place, "exec sleep 300", ""));
         mount(&place);

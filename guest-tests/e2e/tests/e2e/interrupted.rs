@@ -1,4 +1,4 @@
-//! Ctrl-C during the main job: nothing of it is left.
+//! Ctrl-C during the main job, or a terminal that is closed: nothing of it is left.
 
 use std::fs;
 use std::path::Path;
@@ -14,8 +14,17 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 #[test]
 fn an_interrupted_job_leaves_nothing_behind() {
+    interrupted(&[Signal::INT]);
+    // The shell's, and the kernel's.
+    interrupted(&[Signal::HUP, Signal::HUP]);
+}
+
+/// Sends these to a job that boots a guest.
+fn interrupted(signals: &[Signal]) {
     let folder = tempfile::tempdir().unwrap();
-    let mut job = Command::new(programs::host("lamina-run").unwrap());
+    // Who starts the tests may have them ignored.
+    let mut job = Command::new("env");
+    job.arg("--default-signal=HUP,INT").arg(programs::host("lamina-run").unwrap());
     job.env("TMPDIR", folder.path()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut job = job.spawn().unwrap();
     // QEMU has begun, or is about to.
@@ -28,7 +37,10 @@ fn an_interrupted_job_leaves_nothing_behind() {
         thread::sleep(Duration::from_millis(20));
     }
     thread::sleep(Duration::from_secs(1));
-    kill_process(Pid::from_child(&job), Signal::INT).unwrap();
+    for signal in signals {
+        kill_process(Pid::from_child(&job), *signal).unwrap();
+        thread::sleep(Duration::from_millis(2));
+    }
     let output = job.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(130), "{said}");
