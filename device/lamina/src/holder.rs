@@ -29,13 +29,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use lamina_serve::{HeldMount, MountOptions, MountPoint, PrivateDir, claim_tcp, fuse_present, qmp::Reported};
 
 pub(crate) use self::asking::{is_held, save, stop, upgrade};
@@ -122,6 +122,13 @@ enum Trial {
     Failed,
 }
 
+/// Refuses a path that is no text: the worker and everybody who asks is told it in JSON.
+fn is_text(option: &str, path: &Path) -> Result<()> {
+    let path = std::path::absolute(path).with_context(|| format!("{option} {}", path.display()))?;
+    ensure!(path.to_str().is_some(), "{option} {path:?}: the path is not in UTF-8; choose another");
+    Ok(())
+}
+
 impl Holder {
     /// Makes a device and waits until it answers; `None` if it was told to stop meanwhile. `mount`
     /// and `disks` are where it is to be found.
@@ -151,6 +158,13 @@ impl Holder {
         stop: &StopSwitch,
     ) -> Result<Option<Self>> {
         oom::spare();
+        for (option, path) in [
+            ("--mount", mount.as_ref()),
+            ("--image", args.image.as_ref()),
+            ("--run-dir", Some(&args.run_dir)),
+        ] {
+            path.map_or(Ok(()), |path| is_text(option, path))?;
+        }
         let Opened { image, path: image_path, mut new, plan } = Opened::new(args, partition_table)?;
         PrivateDir::make(&args.run_dir)?;
         let mut held = Held {

@@ -1,8 +1,14 @@
 //! What cannot be loaded: told by name, and nothing of it stays.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::ffi::OsStrExt;
+use std::process::{Command, Stdio};
 
 use lamina_reference::Format;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::common::{Place, floats, gguf, noise, safetensors};
@@ -144,4 +150,40 @@ fn what_a_running_device_cannot_load_leaves_nothing() {
     place.write("bad.safetensors", &good());
     place.said(&["load", &place.text("bad.safetensors")]);
     assert!(place.read("bad/bad.safetensors") == good());
+}
+
+#[test]
+fn a_path_that_is_no_text_is_refused_by_name_and_does_not_matter_beside() {
+    let place = Place::new();
+    let bad = place.path("").join(OsStr::from_bytes(b"bad\xffdir"));
+    for option in ["--mount", "--image", "--run-dir"] {
+        let mut command = place.command(&["serve", "--capacity", "16M"]);
+        for (other, name) in [("--mount", "m"), ("--run-dir", "sockets")] {
+            if other != option {
+                command.arg(other).arg(place.path(name));
+            }
+        }
+        let output = command.arg(option).arg(&bad).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success(), "{said}");
+        assert!(said.contains(&format!("{option} {bad:?}: the path is not in UTF-8")), "{said}");
+        assert!(!bad.exists() && !place.path("m").exists() && !place.path("sockets").exists(), "{said}");
+    }
+
+    let apart = ["--mount", "true"];
+    if !Command::new("unshare").args(apart).status().is_ok_and(|status| status.success()) {
+        return lamina_skipped::part("no namespace of mounts can be made here");
+    }
+    fs::create_dir(&bad).unwrap();
+    let mut command = Command::new("unshare");
+    let script = "mount -t tmpfs none \"$1\" && shift && exec \"$@\"";
+    command.args(["--mount", "sh", "-c", script, "sh"]).arg(&bad).arg(env!("CARGO_BIN_EXE_lamina"));
+    command.args(["serve", "--json", "--capacity", "16M", "--mount", &place.text("m")]);
+    command.args(["--run-dir", &place.text("sockets")]).stdout(Stdio::piped());
+    let (mut device, mut line) = (command.spawn().unwrap(), String::new());
+    BufReader::new(device.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let ready: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(ready["ready"], true);
+    kill(Pid::from_raw(device.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
+    assert!(device.wait().unwrap().success());
 }
