@@ -1,8 +1,9 @@
 //! Which device a command on models is for.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -61,14 +62,25 @@ pub(super) fn ours(dir: &Path) -> Result<PathBuf> {
         return Ok(theirs.to_owned());
     }
     if is_gone(&socket) {
-        let server = OurMount::at(&root).and_then(|mount| mount.server());
-        let end = server.map_or_else(|| "end its process".to_owned(), |pid| format!("`kill {pid}` ends it"));
+        let server = OurMount::at(&root).and_then(|mount| mount.server()).filter(|pid| is_lamina(*pid));
+        let end = server.map_or_else(
+            || "end its process, which may be in another container".to_owned(),
+            |pid| format!("`kill {pid}` ends it"),
+        );
         bail!(NoDevice(format!("the sockets of the device on {at} are gone, {}: {end}", socket.display())));
     }
     bail!(
         "{at} is not from `lamina mount`: end the `lamina serve` or `lamina boot` that answers at {}",
         socket.display()
     )
+}
+
+/// Whether a process is a `lamina`. The number in a mount's name may be of another container, where
+/// another process has it.
+fn is_lamina(pid: u32) -> bool {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let program = line.split(|byte| *byte == 0).next().unwrap_or_default();
+    Path::new(OsStr::from_bytes(program)).file_name() == Some(OsStr::new("lamina"))
 }
 
 /// Whether nobody listens at a socket.
@@ -140,6 +152,26 @@ pub(super) async fn one(to: &To) -> Result<Found> {
                 None => format!("--api {}", found.api),
             });
             bail!("say which one: {}", each.collect::<Vec<_>>().join(", "))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::CommandExt;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_process_that_is_no_lamina_is_told_from_one() {
+        for (name, is) in [("lamina", true), ("/bin/lamina", true), ("lamina-run", false), ("sh", false)] {
+            let mut shell = Command::new("sh");
+            let mut shell = shell.arg0(name).args(["-c", "read line"]).stdin(Stdio::piped()).spawn().unwrap();
+            assert_eq!(is_lamina(shell.id()), is, "{name}");
+            drop(shell.stdin.take());
+            shell.wait().unwrap();
+            assert!(!is_lamina(shell.id()), "{name}");
         }
     }
 }
