@@ -250,6 +250,8 @@ fn extent(blocks: Blocks, shape: &[u64]) -> Option<(usize, usize)> {
 
 /// Whether no two of these places, from and to, share a byte.
 fn apart(mut places: Vec<(usize, usize, String)>) -> Result<(), HeaderError> {
+    // An empty one has no byte, wherever it lies.
+    places.retain(|(from, to, _)| from < to);
     places.sort();
     let overlap = places.windows(2).find(|two| two[1].0 < two[0].1);
     overlap

@@ -275,6 +275,11 @@ fn a_file_that_contradicts_itself_is_refused_by_name() {
     refused("tensors blk.0.attn_norm.weight and token_embd.weight overlap", &|bad| {
         bad.place("blk.0.attn_norm.weight", 32);
     });
+    // One without a byte shares none.
+    refused("the file has a tensor empty.weight, which the decoder does not use", &|bad| {
+        bad.add("empty.weight", &[0, 2], 0);
+        bad.place("empty.weight", 32);
+    });
     let alignment = |value: Vec<u8>, says: &str| {
         refused(&format!("general.alignment is {says}; it is a power of two"), &|bad| {
             bad.set("general.alignment", value.clone());
