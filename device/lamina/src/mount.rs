@@ -103,6 +103,9 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
         );
     }
     let log = run_dir.join("log");
+    if !foreground {
+        new_log(&log).with_context(|| wrong_log(&log))?;
+    }
     let start = async |files, signals: &mut Ending| {
         let rooms = Rooms { capacity, files, write_cache };
         start(&dir, &run_dir, &log, image.as_deref(), &rooms, foreground, signals).await
@@ -124,8 +127,10 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
         if let Some(image) = image.as_deref().filter(|_| new && why.is::<Interrupted>()) {
             let _ = fs::remove_file(image);
         }
-        // What its log says was shown.
-        forget(&run_dir);
+        // Unless its log says more than was shown.
+        if why.downcast_ref::<NotStarted>().is_none_or(|ended| ended.log.is_none()) {
+            forget(&run_dir);
+        }
     })?;
     let loaded = tokio::select! {
         loaded = load_all(&run_dir, &words, &bases, &shown.views, &maps) => loaded,
@@ -203,7 +208,7 @@ async fn start(
     }
     serve.stdin(Stdio::null()).stdout(Stdio::piped());
     if !foreground {
-        let out = new_log(log).with_context(|| format!("cannot write {}", log.display()))?;
+        let out = File::options().append(true).open(log).with_context(|| wrong_log(log))?;
         // What a terminal sends to the job is not for it.
         serve.stderr(out).process_group(0);
     }
@@ -225,15 +230,18 @@ async fn start(
     let text = if foreground { String::new() } else { fs::read_to_string(log).unwrap_or_default() };
     let lines: Vec<_> = text.lines().collect();
     let last = lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n");
-    bail!(NotStarted { status, last });
+    let log = (lines.len() > SHOWN_LINES).then(|| log.to_owned());
+    bail!(NotStarted { status, last, log });
 }
 
-/// An empty log. Lines go to its end, wherever that is by then: it may be cut while a device writes
-/// it, as logrotate does.
-fn new_log(path: &Path) -> io::Result<File> {
-    let log = File::options().create(true).append(true).open(path)?;
-    log.set_len(0)?;
-    Ok(log)
+/// Makes an empty log. A device's lines go to its end, wherever that is by then: it may be cut
+/// while a device writes it, as logrotate does.
+fn new_log(path: &Path) -> io::Result<()> {
+    File::options().create(true).append(true).open(path)?.set_len(0)
+}
+
+fn wrong_log(path: &Path) -> String {
+    format!("cannot write {}", path.display())
 }
 
 /// Tells a device to bring everything to its image and end, as [`holder::stop`] does, but from its

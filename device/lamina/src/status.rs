@@ -4,6 +4,7 @@
 //! `docs/operation.md` and against what the program does.
 
 use std::io;
+use std::path::PathBuf;
 use std::process::{ExitCode, ExitStatus};
 
 use lamina_pool::PoolError;
@@ -89,12 +90,17 @@ impl From<Status> for ExitCode {
 
 /// A device ended before it was mounted.
 #[derive(Debug, thiserror::Error)]
-#[error("the device did not start ({status}){}{last}", if .last.is_empty() { "" } else { ":\n" })]
+#[error(
+    "the device did not start ({status}){}{last}{}", if .last.is_empty() { "" } else { ":\n" },
+    .log.as_ref().map_or_else(String::new, |log| format!("\nits whole log is {}", log.display()))
+)]
 pub(crate) struct NotStarted {
     /// What it ended with.
     pub(crate) status: ExitStatus,
     /// What it said last.
     pub(crate) last: String,
+    /// Where the rest is.
+    pub(crate) log: Option<PathBuf>,
 }
 
 /// Nothing answers where a device was looked for.

@@ -126,6 +126,19 @@ fn a_mount_that_fails_leaves_no_directory() {
     assert_eq!(run_dirs(&place), Vec::<PathBuf>::new());
 }
 
+#[test]
+fn a_mount_that_fails_leaves_a_log_that_is_longer_than_what_is_shown() {
+    let place = Place::new();
+    // A name of many lines, which the reason has in it.
+    let m = place.text("m\n1\n2\n3\n4\n5\n6");
+    place.write("m\n1\n2\n3\n4\n5\n6/file", b"in the way");
+    let why = place.refused(&["mount", "--capacity", "16M", &m]);
+    let log = run_dirs(&place).remove(0).join("log");
+    assert!(why.contains(&format!("its whole log is {}", log.display())), "{why}");
+    let log = fs::read_to_string(log).unwrap();
+    assert!(!why.contains("the mount point") && log.contains("the mount point"), "{log}");
+}
+
 /// A model that takes a while to load.
 fn large(place: &Place) -> String {
     const MIB: usize = 1 << 20;
