@@ -4,11 +4,10 @@
 mod caches;
 mod holds;
 mod plot;
+mod put;
 mod replay;
 mod trace;
 
-use std::fs;
-use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -161,15 +160,9 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
             print_stats(&stats)?;
         }
         PoolCommand::Put { file, name, from, holds, json } => {
-            let mut content = Vec::new();
-            match from {
-                Some(from) => content = fs::read(&from).with_context(|| from.display().to_string())?,
-                None => drop(std::io::stdin().read_to_end(&mut content)?),
-            }
-            let class = holds.class()?;
-            with(&file, |pool| Ok(pool.of(class.as_ref())?.put(&name, &content)?))?;
+            let bytes = put::put(&file, &name, from, holds.class()?.as_ref())?;
             if json {
-                return told(&json!({ "name": name, "bytes": content.len() }));
+                return told(&json!({ "name": name, "bytes": bytes }));
             }
         }
         PoolCommand::Get { file, name, to, json } => {

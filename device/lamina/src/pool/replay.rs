@@ -89,6 +89,7 @@ const CACHES: [(&str, Routing, bool); 4] = [
 pub(super) fn replay(args: &PoolReplay) -> Result<()> {
     ensure!(args.speed > 0.0 && args.speed.is_finite(), "--speed {}: it must be above 0", args.speed);
     ensure!((1.0..=64.0).contains(&args.ratio), "--ratio {}: from 1 to 64 can be", args.ratio);
+    ensure!((1..=1024).contains(&args.devices), "--devices {}: from 1 to 1024 can be", args.devices);
     if let Some(file) = &args.plot {
         made_file::check("--plot", file, [args.trace.as_path(), Path::new(&args.model)])?;
     }
@@ -337,6 +338,11 @@ mod tests {
         assert!(refused(&["--memory", "1M"]).contains("more --memory"));
         assert!(refused(&["--ratio", "0.5"]).contains("--ratio 0.5"));
         assert!(refused(&["--speed", "0"]).contains("--speed 0"));
+        for devices in ["0", "1025"] {
+            assert!(
+                refused(&["--devices", devices]).contains(&format!("--devices {devices}: from 1 to 1024"))
+            );
+        }
         assert!(refused(&["--nodes", "99"]).contains("from 1 to 64"));
         assert!(refused(&["--model", "nothing"]).contains("nothing"));
         assert!(refused(&["--background", "30"]).contains("background_gbs"));
