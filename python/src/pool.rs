@@ -405,16 +405,30 @@ impl Pool {
             })
         };
         let made = py.detach(move || {
-            let geometry = Geometry::fitting_for(local::length_of(&path, size)?, nodes);
+            let length = local::length_of(&path, size)?;
+            let geometry = Geometry::fitting_for(length, nodes);
+            let check_length = || match geometry.bytes()? {
+                least if least > length => {
+                    let why = format!("{length} bytes: for {nodes} nodes it has {least} at least");
+                    Err(PoolError::Geometry(why))
+                }
+                _ => Ok(()),
+            };
+            let fail = |cause| PoolError::File { path: path.clone(), cause };
+            let holds_something = || local::holds_something(&path).map_err(fail);
             if or_open {
+                // A pool that is there has a geometry of its own.
+                if !holds_something()? {
+                    check_length()?;
+                }
                 return local::open_or_create(&path, &geometry, declare).map(|(pool, _)| pool);
             }
-            let fail = |cause| PoolError::File { path: path.clone(), cause };
             local::check_holds_no_other(&path)?;
-            if !force && local::holds_something(&path).map_err(fail)? {
+            if !force && holds_something()? {
                 let cause = std::io::Error::other("it may hold what somebody wants; force=True has it lost");
                 return Err(fail(cause));
             }
+            check_length()?;
             local::create_declared(&path, &geometry, declare)?;
             lamina_pool::Pool::open(&path)
         });

@@ -525,6 +525,18 @@ def test_files_that_are_no_pool_are_said_to_be_none(path, tmp_path):
         create(tmp_path / "other", size=(1 << 63) - 1)
     with pytest.raises(ValueError, match="65 nodes: it has 1 to 64"):
         create(tmp_path / "other", nodes=65)
+    for make in (create, lambda *path, **said: open_pool(*path, create=True, **said)):
+        for size, nodes in ((1, 16), ("1M", 64)):
+            with pytest.raises(ValueError, match=f"bytes: for {nodes} nodes it has [0-9]+ at least"):
+                make(tmp_path / "other", size=size, nodes=nodes)
+        assert not (tmp_path / "other").exists()
+        (tmp_path / "zeros").write_bytes(bytes(4096))
+        with pytest.raises(ValueError, match="cannot have 4096 bytes"):
+            make(tmp_path / "zeros")
+        assert (tmp_path / "zeros").stat().st_size == 4096
+    # What is there is opened, whatever a new one would be.
+    create(tmp_path / "small", size="1M").close()
+    open_pool(tmp_path / "small", create=True, size=1, nodes=64).close()
 
 
 def test_a_pool_whose_file_was_removed_goes_on(pool, path):
