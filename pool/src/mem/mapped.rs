@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use memmap2::{MmapOptions, MmapRaw};
 use nix::sys::stat::{major, minor};
 
-use super::reached::{Backing, Reached};
+use super::reached::{Backing, Reached, parts};
 use super::{Crc, CxlMem, MemError, inside};
 
 /// Ranges up to this go word by word, so that no word of a record is torn.
@@ -133,10 +133,18 @@ impl Mapped {
         self.map.at(at, length)
     }
 
-    /// Has room for a range that is stored to next, and reaches it if that is worth it.
+    /// Has room for a range that is stored to next, and reaches it if that is worth it. A part at a
+    /// time: reaching one has the kernel walk all pages behind it that there is only room for.
     fn reach(&self, at: u64, length: usize) -> Result<(), MemError> {
-        self.reached.reserve(&self.map, at, length as u64)?;
-        if length > WORDS { self.reached.reach(&self.map, at, length as u64) } else { Ok(()) }
+        self.map.at(at, length)?;
+        for part in parts(at, length as u64) {
+            let bytes = part.end - part.start;
+            self.reached.reserve(&self.map, part.start, bytes)?;
+            if length > WORDS {
+                self.reached.reach(&self.map, part.start, bytes)?;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -74,6 +74,13 @@ fn bit(around: u64) -> (usize, u64) {
     ((around / 64) as usize, 1 << (around % 64))
 }
 
+/// The parts of a range that lie in 64 KiB each.
+pub(super) fn parts(at: u64, length: u64) -> impl Iterator<Item = Range<u64>> {
+    let end = at + length;
+    (at / AROUND..end.div_ceil(AROUND))
+        .map(move |around| at.max(around * AROUND)..end.min((around + 1) * AROUND))
+}
+
 impl Reached {
     /// None of so many bytes.
     pub(super) fn new(bytes: u64) -> Self {
@@ -150,6 +157,8 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
     use std::path::Path;
 
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+
     use super::*;
     use crate::mem::{CxlMem, Mapped};
 
@@ -198,6 +207,22 @@ mod tests {
         let end = only_read.metadata().unwrap().len().next_multiple_of(PAGE);
         let why = fill(&only_read, end..end + PAGE).unwrap_err().to_string();
         assert!(why.starts_with("there is no room for 4096 bytes"), "{why}");
+    }
+
+    /// To find what lies behind a hole the kernel walks all pages that there is only room for: were
+    /// these all of a large object's, each of its parts would have it walk them again.
+    #[test]
+    fn there_is_room_for_no_more_than_is_reached_next() {
+        let file = File::from(memfd_create("a pool", MemfdFlags::ALLOW_SEALING).unwrap());
+        file.set_len(64 * AROUND).unwrap();
+        let map = Mapped::new(Map::new(&file, Path::new("a file"), None).unwrap());
+        // There may be room, and no hole is filled.
+        fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).unwrap();
+        let why = map.ntstore(AROUND / 2, &vec![7; 60 * AROUND as usize]).unwrap_err();
+        assert!(matches!(why, MemError::Room { .. }), "{why}");
+        assert_eq!(file.metadata().unwrap().blocks() * 512, AROUND);
+        let parts: Vec<_> = parts(AROUND / 2, 2 * AROUND).collect();
+        assert_eq!(parts, [AROUND / 2..AROUND, AROUND..2 * AROUND, 2 * AROUND..5 * AROUND / 2]);
     }
 
     #[test]
