@@ -220,7 +220,9 @@ mod tests {
         fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).unwrap();
         let why = map.ntstore(AROUND / 2, &vec![7; 60 * AROUND as usize]).unwrap_err();
         assert!(matches!(why, MemError::Room { .. }), "{why}");
-        assert_eq!(file.metadata().unwrap().blocks() * 512, AROUND);
+        // One page, where the kernel has all of them large.
+        let has = file.metadata().unwrap().blocks() * 512;
+        assert!((1..=32 * AROUND).contains(&has), "{has}");
         let parts: Vec<_> = parts(AROUND / 2, 2 * AROUND).collect();
         assert_eq!(parts, [AROUND / 2..AROUND, AROUND..2 * AROUND, 2 * AROUND..5 * AROUND / 2]);
     }

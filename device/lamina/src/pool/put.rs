@@ -117,7 +117,7 @@ mod tests {
         };
         mkfifo(&pipe, Mode::S_IRWXU).unwrap();
         for length in [0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5] {
-            let bytes: Vec<u8> = (0..length).map(|at| (at / 251 + at) as u8).collect();
+            let bytes: Vec<u8> = (0..length).map(|at| (at / 251 + at).to_le_bytes()[0]).collect();
             fs::write(&from, &bytes).unwrap();
             assert!(stored(&from) == bytes, "{length}");
             std::thread::scope(|scope| {
