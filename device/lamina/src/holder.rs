@@ -123,6 +123,7 @@ enum Trial {
 }
 
 /// Refuses a path that is no text: the worker and everybody who asks is told it in JSON.
+#[expect(clippy::unnecessary_debug_formatting, reason = "what is no text is only told by its escapes")]
 fn is_text(option: &str, path: &Path) -> Result<()> {
     let path = std::path::absolute(path).with_context(|| format!("{option} {}", path.display()))?;
     ensure!(path.to_str().is_some(), "{option} {path:?}: the path is not in UTF-8; choose another");
