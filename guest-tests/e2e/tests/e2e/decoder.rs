@@ -13,6 +13,7 @@ use lamina_run::{
     job::{Job, On},
 };
 
+#[expect(dead_code, reason = "its own tests use the rest of it")]
 #[path = "../../../llama/tests/llama/tiny.rs"]
 mod tiny;
 
