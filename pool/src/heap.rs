@@ -173,6 +173,18 @@ impl Heap {
         layout.chunk_of(at).is_some_and(|chunk| locked(&self.state).chunks.contains_key(&chunk))
     }
 
+    /// Whether `at` lies in a chunk of this node's that is carved so.
+    pub(crate) fn has(&self, layout: &Layout, at: u64, class: ClassId, size: u64) -> bool {
+        let state = locked(&self.state);
+        let chunk = layout.chunk_of(at).and_then(|chunk| state.chunks.get(&chunk));
+        chunk.is_some_and(|chunk| (chunk.class, chunk.size) == (class, size))
+    }
+
+    /// Whether a place of this class and size is free in the chunks that the node has.
+    pub(crate) fn has_free(&self, class: ClassId, size: u64) -> bool {
+        locked(&self.state).open.get(&(class, size)).is_some_and(|open| !open.is_empty())
+    }
+
     /// A place for so many bytes of a class, of the chunks that the node has.
     pub(crate) fn take(&self, layout: &Layout, class: ClassId, size: u64) -> Option<u64> {
         let mut state = locked(&self.state);

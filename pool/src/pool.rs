@@ -1,6 +1,7 @@
 //! A pool as a node has it: objects by name, blocks by key.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -14,7 +15,7 @@ use crate::host::Host;
 use crate::key::Key;
 use crate::layout::{Geometry, Layout, SLOTS, Slot};
 use crate::mem::{CxlMem, LINE, Lines};
-use crate::member::{Dead, Member, Wait};
+use crate::member::{Dead, Member, Wait, interval};
 use crate::mutex::{locked, try_locked};
 use crate::recovery::recover;
 use crate::table::{Entry, Pin, Pins, State, Tag, drain, evict, find, sweep, tags};
@@ -24,7 +25,7 @@ pub(crate) const MAX_NAME: usize = 1024;
 /// Touches that are kept before they are told.
 const TOUCHES: usize = 64;
 /// Groups that are looked at for something to evict.
-const LOOKED_AT: u32 = 256;
+const LOOKED_AT: u64 = 256;
 /// Turns of a wait for others' space between two evictions.
 const PATIENT_TURNS: u32 = 256;
 
@@ -337,19 +338,48 @@ impl Pool {
         Ok(())
     }
 
-    /// A place for so many bytes of a class, by evicting if need be.
-    pub(crate) fn allocate(&self, class: ClassId, length: u64) -> Result<u64, PoolError> {
-        let full = PoolError::Full { bytes: length, others: 0 };
+    /// Places for so many bytes of a class each, all of them or none, by evicting if need be.
+    pub(crate) fn allocate(&self, wanted: &[(ClassId, u64)]) -> Result<Vec<Place>, PoolError> {
         let layout = &self.member.layout;
-        let Some(size) = size_for(length, layout.geometry.chunk_bytes) else { return Err(full) };
-        if size > layout.end - layout.data {
-            return Err(full);
+        let bytes = wanted.first().map_or(0, |(_, length)| *length);
+        let size = |(class, length): &(ClassId, u64)| {
+            size_for(*length, layout.geometry.chunk_bytes).map(|size| (*class, size))
+        };
+        let sizes: Option<Vec<_>> = wanted.iter().map(size).collect();
+        let all =
+            |sizes: &[(ClassId, u64)]| sizes.iter().fold(0_u64, |all, (_, size)| all.saturating_add(*size));
+        let Some(sizes) = sizes.filter(|sizes| all(sizes) <= layout.end - layout.data) else {
+            return Err(PoolError::Full { bytes, others: 0 });
+        };
+        let mut had = Vec::with_capacity(sizes.len());
+        while had.len() < sizes.len() {
+            let found = self.allocate_next(&had, &sizes[had.len()..]);
+            if let Ok(Some(at)) = found {
+                had.push(Place { at, size: sizes[had.len()].1 });
+                continue;
+            }
+            for place in had {
+                self.heap.give(&self.member, place.at)?;
+            }
+            return Err(match found {
+                Err(why) => why,
+                Ok(_) => PoolError::Full { bytes, others: self.chunks_of_others()? },
+            });
         }
+        Ok(had)
+    }
+
+    /// A place for the first of `wanted`, classes and sizes of places, beside those that are `had`.
+    /// `None` if there is no space for all of them.
+    fn allocate_next(&self, had: &[Place], wanted: &[(ClassId, u64)]) -> Result<Option<u64>, PoolError> {
+        let (layout, host) = (&self.member.layout, &*self.member.host);
+        let Some((class, size)) = wanted.first().copied() else { return Ok(None) };
         let mut wait = Wait::default();
+        let (mut tries, mut others_at) = (0_u32, None);
         // Each turn evicts something, waits for another node, or is the last.
         for turn in 0..layout.geometry.groups.saturating_mul(SLOTS as u32).max(4096) {
             if let Some(at) = self.heap.take(layout, class, size) {
-                return Ok(at);
+                return Ok(Some(at));
             }
             if self.heap.grow(&self.member, class, size)?
                 || drain(&self.member, &self.heap)?
@@ -358,16 +388,75 @@ impl Pool {
             {
                 continue;
             }
+            // Nothing is evicted in vain. Objects may come meanwhile.
+            if tries.is_multiple_of(PATIENT_TURNS) && !self.could_fit(had, wanted)? {
+                return Ok(None);
+            }
+            tries += 1;
             match self.make_room(turn.is_multiple_of(PATIENT_TURNS))? {
-                Room::Made => {}
-                Room::Others => {
-                    self.serve()?;
-                    self.member.wait(&mut wait, "space that another node gives back")?;
+                Room::Made => continue,
+                Room::Others => others_at = Some(host.now()),
+                // What another has made empty it gives back only then.
+                Room::None if others_at.is_some_and(|at| host.now().saturating_sub(at) <= interval(host)) => {
                 }
-                Room::None => break,
+                Room::None => return Ok(None),
+            }
+            self.serve()?;
+            self.member.wait(&mut wait, "space that another node gives back")?;
+        }
+        Ok(None)
+    }
+
+    /// Whether places for all that is `wanted` could come free by evicting blocks: objects stay, and
+    /// the places that are `had`.
+    fn could_fit(&self, had: &[Place], wanted: &[(ClassId, u64)]) -> Result<bool, PoolError> {
+        let layout = &self.member.layout;
+        let chunk_bytes = layout.geometry.chunk_bytes;
+        let run = |bytes: u64| bytes.div_ceil(chunk_bytes);
+        let range = |at, bytes| {
+            let first = u64::from(layout.chunk_of(at)?);
+            Some(first..first + run(bytes))
+        };
+        let mut staying: Vec<Range<u64>> =
+            had.iter().filter_map(|place| range(place.at, place.size)).collect();
+        let mut missing = BTreeSet::new();
+        for (class, size) in wanted {
+            if !self.heap.has_free(*class, *size) {
+                missing.insert((*class, *size));
             }
         }
-        Err(PoolError::Full { bytes: length, others: self.chunks_of_others()? })
+        let gives = |(class, size): &(ClassId, u64), entry: &Entry| {
+            // All of a run comes free, whosever it is; a place of a chunk only its node fills.
+            let is_run = *size >= chunk_bytes && size_for(entry.length, chunk_bytes) >= Some(*size);
+            is_run || entry.places().any(|at| self.heap.has(layout, at, *class, *size))
+        };
+        let mut unmet = missing.clone();
+        let is_wanted = |state: State| state.is_ready() || state == State::Evicting;
+        for group in 0..layout.geometry.groups {
+            self.entries(group, is_wanted, |_, _, tag, entry| {
+                if tag.state() == Some(State::Object) {
+                    let places = [(entry.at, entry.length), (entry.name_at, entry.name_length.into())];
+                    let used = places.into_iter().filter(|(_, bytes)| *bytes > 0);
+                    staying.extend(used.filter_map(|(at, bytes)| range(at, bytes)));
+                } else {
+                    unmet.retain(|kind| !gives(kind, entry));
+                }
+            })?;
+            if unmet.is_empty() {
+                return Ok(true);
+            }
+        }
+        let is_chunks = |kind: &&(ClassId, u64)| kind.1 >= chunk_bytes || unmet.contains(*kind);
+        let runs = || missing.iter().filter(is_chunks).map(|(_, size)| run(*size));
+        // The longest run that nothing stays in, and all chunks that nothing stays in.
+        let (mut longest, mut all, mut next) = (0, 0, 0);
+        staying.sort_unstable_by_key(|range| range.start);
+        let end = u64::from(layout.geometry.chunks);
+        for stays in staying.into_iter().chain([end..end]) {
+            let gap = stays.start.saturating_sub(next);
+            (longest, all, next) = (longest.max(gap), all + gap, next.max(stays.end));
+        }
+        Ok(runs().all(|run| run <= longest) && runs().sum::<u64>() <= all)
     }
 
     /// Bytes of the chunks that other nodes have, for whoever is told that there is no space. Where
@@ -386,23 +475,32 @@ impl Pool {
         Ok(bytes)
     }
 
-    /// Evicts the blocks that were not used for longest, of this node's if it has any.
-    /// While others have something to give back, nothing of theirs is evicted unless `insist`.
+    /// Evicts the blocks that were not used for longest in the next groups that have any, of this
+    /// node's if there are some. While others have something to give back, nothing of theirs is
+    /// evicted unless `insist`.
     fn make_room(&self, insist: bool) -> Result<Room, PoolError> {
         self.tell_touches()?;
-        let groups = self.member.layout.geometry.groups;
+        let groups = u64::from(self.member.layout.geometry.groups);
         let many = groups.min(LOOKED_AT);
-        let hand = self.hand.fetch_add(u64::from(many), Ordering::Relaxed);
+        let begin = self.hand.fetch_add(many, Ordering::Relaxed);
         let (mut own, mut others) = (Vec::new(), Vec::new());
         let mut evicting = false;
-        for step in 0..u64::from(many) {
-            let group = ((hand + step) % u64::from(groups)) as u32;
-            self.oldest(group, |stamp, slot, tag, entry| {
-                let is_own = entry.places().all(|at| self.heap.owns(&self.member.layout, at));
-                if is_own { &mut own } else { &mut others }.push((stamp, slot, tag));
-            })?;
-            evicting |= tags(&self.member, group)?.iter().any(|tag| tag.state() == Some(State::Evicting));
+        let mut looked = 0;
+        // Where there is nothing in all of one round, there is nothing.
+        while looked < groups && !evicting && own.is_empty() && others.is_empty() {
+            let end = groups.min(looked + many);
+            for step in looked..end {
+                let group = (begin.wrapping_add(step) % groups) as u32;
+                self.entries(group, State::is_block, |stamp, slot, tag, entry| {
+                    let is_own = entry.places().all(|at| self.heap.owns(&self.member.layout, at));
+                    if is_own { &mut own } else { &mut others }.push((stamp, slot, tag));
+                })?;
+                let is_evicting = |tag: &Tag| tag.state() == Some(State::Evicting);
+                evicting |= tags(&self.member, group)?.iter().any(is_evicting);
+            }
+            looked = end;
         }
+        self.hand.fetch_add(looked - many, Ordering::Relaxed);
         let is_own = !own.is_empty();
         if evicting && !is_own && !insist {
             return Ok(Room::Others);
@@ -420,18 +518,23 @@ impl Pool {
             (true, true) => Room::Made,
             (true, false) => Room::Others,
             // What another has begun to evict comes free.
-            (false, _) if evicting || many < groups => Room::Others,
+            (false, _) if evicting || !from.is_empty() => Room::Others,
             (false, _) => Room::None,
         })
     }
 
-    /// Calls `found` with each block of a group and when it was used.
-    fn oldest(&self, group: u32, mut found: impl FnMut(u64, Slot, Tag, &Entry)) -> Result<(), PoolError> {
+    /// Calls `found` with each entry of a group whose state is wanted, and when it was used.
+    fn entries(
+        &self,
+        group: u32,
+        is_wanted: impl Fn(State) -> bool,
+        mut found: impl FnMut(u64, Slot, Tag, &Entry),
+    ) -> Result<(), PoolError> {
         let member = &self.member;
         member.lines.invalidate(member.layout.tags(group), 2 * LINE)?;
         member.lines.settle()?;
         for (index, tag) in tags(member, group)?.into_iter().enumerate() {
-            if tag.state().is_some_and(State::is_block) {
+            if tag.state().is_some_and(&is_wanted) {
                 let slot = Slot { group, index: index as u32 };
                 member.lines.consume(member.layout.entry(slot), LINE)?;
                 let stamp = member.lines.word(member.layout.stamps(group) + 8 * index as u64)?;
@@ -446,7 +549,7 @@ impl Pool {
     /// The block of a group that was not used for longest.
     pub(crate) fn oldest_of(&self, group: u32) -> Result<Option<(Slot, Tag)>, PoolError> {
         let mut oldest: Option<(u64, Slot, Tag)> = None;
-        self.oldest(group, |stamp, slot, tag, _| {
+        self.entries(group, State::is_block, |stamp, slot, tag, _| {
             if oldest.is_none_or(|(least, ..)| stamp < least) {
                 oldest = Some((stamp, slot, tag));
             }
@@ -494,6 +597,12 @@ impl Pool {
         self.member.alive()?;
         Ok(stats)
     }
+}
+
+/// A place that the heap gave.
+pub(crate) struct Place {
+    pub(crate) at: u64,
+    size: u64,
 }
 
 /// What an attempt to make room came to.

@@ -136,18 +136,15 @@ impl Pool {
             name_at: 0,
             name_length: name.len() as u32,
         };
+        // Both together: no block goes for an object whose name has no place then.
+        let wanted = [(class, length), (OWN, name.len() as u64)];
+        let wanted: Vec<_> = wanted.into_iter().filter(|(_, bytes)| *bytes > 0).collect();
+        let mut places = self.allocate(&wanted)?.into_iter().map(|place| place.at);
         if length > 0 {
-            entry.at = self.allocate(class, length)?;
+            entry.at = places.next().unwrap_or_default();
         }
         if !name.is_empty() {
-            entry.name_at = match self.allocate(OWN, name.len() as u64) {
-                Ok(at) => at,
-                Err(why) => {
-                    entry.name_length = 0;
-                    self.give(&entry)?;
-                    return Err(why);
-                }
-            };
+            entry.name_at = places.next().unwrap_or_default();
             if let Err(why) = self.member.lines.ntstore(entry.name_at, name.as_bytes()) {
                 self.give(&entry)?;
                 return Err(why.into());

@@ -154,6 +154,110 @@ fn a_pool_that_is_full_of_objects_says_so_and_evicts_none() {
     }
 }
 
+/// More slots than there are places.
+fn slots(groups: u32) -> Geometry {
+    Geometry { groups, ..geometry() }
+}
+
+#[test]
+fn what_finds_no_run_beside_the_objects_evicts_nothing() {
+    for (seed, coherent) in [(0, true), (0, false), (1, false), (2, false)] {
+        let world = World::new(seed, coherent, &slots(16));
+        let one = world.attach(0).unwrap();
+        // A chunk for its bytes and one for its name, of eight.
+        one.put("stays", &[1; 100]).unwrap();
+        for number in 0..6 {
+            assert!(one.store(key(number), &[&[2; 4096]]).unwrap());
+        }
+        let large = vec![3; 8 * 4096];
+        let long = "n".repeat(200);
+        for (name, chunks) in [("large", 7), ("large", 8), (&*long, 6)] {
+            let large = &large[..chunks * 4096];
+            let kept = one.keep_from(name, large.len() as u64, |place| place.append(large));
+            let refused = [kept.map(drop), one.put(name, large)];
+            for refused in refused {
+                let bytes = large.len() as u64;
+                assert!(
+                    matches!(refused, Err(PoolError::Full { bytes: of, .. }) if of == bytes),
+                    "{refused:?}"
+                );
+            }
+            assert_eq!(one.stats().unwrap().blocks, 6, "{name}, {chunks}");
+        }
+        // What all of them make room for does.
+        one.put("large", &large[..6 * 4096]).unwrap();
+        assert_eq!(one.stats().unwrap().blocks, 0);
+        assert!(one.get("stays").unwrap() == Some(vec![1; 100]));
+        assert!(one.get("large").unwrap().is_some_and(|found| found == large[..6 * 4096]));
+        assert!(one.check(false).unwrap().problems.is_empty());
+    }
+}
+
+#[test]
+fn what_finds_no_chunk_without_objects_evicts_nothing() {
+    for (seed, coherent) in [(0, true), (0, false), (1, false), (2, false)] {
+        let world = World::new(seed, coherent, &slots(16));
+        let one = world.attach(0).unwrap();
+        // In each of seven chunks an object and a block; in the eighth the names.
+        for number in 0..7 {
+            one.put(&format!("{number}"), &[1; 2048]).unwrap();
+            assert!(one.store(key(number), &[&[2; 2048]]).unwrap());
+        }
+        let refused = one.store(key(100), &[&[3; 100]]);
+        assert!(matches!(refused, Err(PoolError::Full { bytes: 100, .. })), "{refused:?}");
+        assert_eq!(one.stats().unwrap().blocks, 7);
+        // A block's place is one for what is as large.
+        one.put("as large", &[4; 2048]).unwrap();
+        assert_eq!((one.stats().unwrap().blocks, one.list().unwrap().len()), (6, 8));
+        assert!(one.check(false).unwrap().problems.is_empty());
+    }
+}
+
+#[test]
+fn a_pool_in_which_nothing_can_be_evicted_is_looked_through_once() {
+    let world = World::new(0, true, &Geometry { chunks: 2, ..slots(600) });
+    let (one, other) = (world.attach(0).unwrap(), world.attach(1).unwrap());
+    let reserved = (0..2).map(|number| match other.reserve(key(number), 4096).unwrap() {
+        Reserved::Yours(reserved) => reserved,
+        _ => panic!("free"),
+    });
+    let reserved: Vec<_> = reserved.collect();
+    let began = world.clock.load(Ordering::Relaxed);
+    let refused = one.put("x", b"x");
+    assert!(matches!(refused, Err(PoolError::Full { bytes: 1, others: 8192 })), "{refused:?}");
+    assert_eq!(world.clock.load(Ordering::Relaxed), began, "nobody is waited for");
+    for mut reserved in reserved {
+        reserved.append(&[1; 4096]).unwrap();
+        reserved.commit().unwrap();
+    }
+    // A block is found, in whatever group.
+    let done = AtomicU32::new(0);
+    let puts = || {
+        one.put("x", b"x").unwrap();
+        done.fetch_add(1, Ordering::Relaxed);
+    };
+    assert!(world.run(vec![Box::new(puts), serving(&other, &done, 1)], false));
+    assert_eq!(other.get("x").unwrap(), Some(b"x".to_vec()));
+}
+
+#[test]
+fn a_run_that_another_has_made_empty_and_not_yet_given_back_is_waited_for() {
+    let large = vec![7; 8 * 4096];
+    for seed in 0..100 {
+        let world = World::new(seed, seed % 2 == 0, &geometry());
+        let (one, other) = (world.attach(0).unwrap(), world.attach(1).unwrap());
+        let done = AtomicU32::new(0);
+        let store = |pool: &Pool, number| {
+            let stored = pool.store(key(number), &[&large]);
+            assert!(matches!(stored, Ok(true)), "seed {seed}: {stored:?}");
+            done.fetch_add(1, Ordering::Relaxed);
+        };
+        assert!(world.run(vec![Box::new(|| store(&other, 1)), serving(&one, &done, 1)], false));
+        assert!(world.run(vec![Box::new(|| store(&one, 2)), serving(&other, &done, 2)], false));
+        assert!(one.read(&key(2)).unwrap().is_some_and(|found| found == large));
+    }
+}
+
 #[test]
 fn objects_that_have_all_slots_of_a_key_are_said_to() {
     for world in worlds() {
