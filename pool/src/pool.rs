@@ -452,7 +452,7 @@ impl Pool {
         let (mut longest, mut all, mut next) = (0, 0, 0);
         staying.sort_unstable_by_key(|range| range.start);
         let end = u64::from(layout.geometry.chunks);
-        for stays in staying.into_iter().chain([end..end]) {
+        for stays in staying.into_iter().chain(std::iter::once(end..end)) {
             let gap = stays.start.saturating_sub(next);
             (longest, all, next) = (longest.max(gap), all + gap, next.max(stays.end));
         }
