@@ -399,6 +399,19 @@ impl Member {
         Ok(incarnation <= self.fenced(node)? || incarnation > self.incarnation(node)?.0)
     }
 
+    /// Whether a node has left or died whose places are yet to be given back.
+    pub(crate) fn awaits_recovery(&self) -> Result<bool, PoolError> {
+        for node in 0..self.layout.geometry.nodes {
+            let (incarnation, is_attached) = self.incarnation(node)?;
+            let is_over = !is_attached || self.host.is_gone(node, incarnation);
+            let last = if is_over { incarnation } else { incarnation.saturating_sub(1) };
+            if self.fenced(node)? < last {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Whether all that came before this incarnation of this node is recovered.
     pub(crate) fn may_begin(&self) -> Result<bool, PoolError> {
         let fenced = self.fenced(self.node)?;

@@ -375,7 +375,7 @@ impl Pool {
         let (layout, host) = (&self.member.layout, &*self.member.host);
         let Some((class, size)) = wanted.first().copied() else { return Ok(None) };
         let mut wait = Wait::default();
-        let (mut tries, mut others_at) = (0_u32, None);
+        let (mut tries, mut others_at, mut has_looked_again) = (0_u32, None, false);
         // Each turn evicts something, waits for another node, or is the last.
         for turn in 0..layout.geometry.groups.saturating_mul(SLOTS as u32).max(4096) {
             if let Some(at) = self.heap.take(layout, class, size) {
@@ -389,18 +389,30 @@ impl Pool {
                 continue;
             }
             // Nothing is evicted in vain. Objects may come meanwhile.
-            if tries.is_multiple_of(PATIENT_TURNS) && !self.could_fit(had, wanted)? {
-                return Ok(None);
-            }
-            tries += 1;
-            match self.make_room(turn.is_multiple_of(PATIENT_TURNS))? {
-                Room::Made => continue,
+            let room = if tries.is_multiple_of(PATIENT_TURNS) && !self.could_fit(had, wanted)? {
+                Room::None
+            } else {
+                tries += 1;
+                self.make_room(turn.is_multiple_of(PATIENT_TURNS))?
+            };
+            match room {
+                Room::Made => {
+                    has_looked_again = false;
+                    continue;
+                }
+                // What came free since the heap looked is there now.
+                Room::None if !has_looked_again => {
+                    has_looked_again = true;
+                    continue;
+                }
                 Room::Others => others_at = Some(host.now()),
+                Room::None if self.member.awaits_recovery()? => others_at = Some(host.now()),
                 // What another has made empty it gives back only then.
                 Room::None if others_at.is_some_and(|at| host.now().saturating_sub(at) <= interval(host)) => {
                 }
                 Room::None => return Ok(None),
             }
+            has_looked_again = false;
             self.serve()?;
             self.member.wait(&mut wait, "space that another node gives back")?;
         }

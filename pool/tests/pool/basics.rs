@@ -259,6 +259,50 @@ fn a_run_that_another_has_made_empty_and_not_yet_given_back_is_waited_for() {
 }
 
 #[test]
+fn what_another_frees_while_the_table_is_looked_through_is_had() {
+    let (large, geometry) = (vec![7; 4096], Geometry { chunks: 4, ..slots(600) });
+    for seed in 0..100 {
+        let world = World::new(seed, true, &geometry);
+        let (one, other) = (world.attach(0).unwrap(), world.attach(1).unwrap());
+        one.put("mine", &large).unwrap();
+        other.put("old", &large).unwrap();
+        let done = AtomicU32::new(0);
+        let replaces = || {
+            assert!(one.delete("old").unwrap());
+            let put = one.put("new", &large);
+            done.fetch_add(1, Ordering::Relaxed);
+            assert!(put.is_ok(), "seed {seed}: {put:?}");
+        };
+        assert!(world.run(vec![Box::new(replaces), serving(&other, &done, 1)], false));
+    }
+}
+
+#[test]
+fn what_a_node_that_left_had_reserved_is_waited_for() {
+    for coherent in [true, false] {
+        let world = World::new(0, coherent, &Geometry { chunks: 2, ..slots(600) });
+        let (one, other) = (world.attach(0).unwrap(), world.attach(1).unwrap());
+        let done = AtomicU32::new(0);
+        let leaves = || {
+            for number in 0..2 {
+                let reserved = other.reserve(key(number), 4096).unwrap();
+                assert!(matches!(reserved, Reserved::Yours(_)));
+                std::mem::forget(reserved);
+            }
+            other.leave().unwrap();
+            done.fetch_add(1, Ordering::Relaxed);
+        };
+        assert!(world.run(vec![Box::new(leaves), serving(&one, &done, 1)], false));
+        let puts = || {
+            let put = one.put("x", b"x");
+            assert!(put.is_ok(), "coherent: {coherent}: {put:?}");
+        };
+        assert!(world.run(vec![Box::new(puts)], false));
+        assert_eq!(one.get("x").unwrap(), Some(b"x".to_vec()));
+    }
+}
+
+#[test]
 fn objects_that_have_all_slots_of_a_key_are_said_to() {
     for world in worlds() {
         let one = world.attach(0).unwrap();
