@@ -419,8 +419,8 @@ impl Pool {
         Ok(None)
     }
 
-    /// Whether places for all that is `wanted` could come free by evicting blocks: objects stay, and
-    /// the places that are `had`.
+    /// Whether places for all that is `wanted` could come free by evicting blocks: objects stay,
+    /// and the places that are `had`.
     fn could_fit(&self, had: &[Place], wanted: &[(ClassId, u64)]) -> Result<bool, PoolError> {
         let layout = &self.member.layout;
         let chunk_bytes = layout.geometry.chunk_bytes;

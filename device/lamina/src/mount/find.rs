@@ -158,6 +158,7 @@ pub(super) async fn one(to: &To) -> Result<Found> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
     use std::os::unix::process::CommandExt;
     use std::process::{Command, Stdio};
 
@@ -167,7 +168,10 @@ mod tests {
     fn a_process_that_is_no_lamina_is_told_from_one() {
         for (name, is) in [("lamina", true), ("/bin/lamina", true), ("lamina-run", false), ("sh", false)] {
             let mut shell = Command::new("sh");
-            let mut shell = shell.arg0(name).args(["-c", "read line"]).stdin(Stdio::piped()).spawn().unwrap();
+            shell.arg0(name).args(["-c", "echo; read line"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut shell = shell.spawn().unwrap();
+            // It has its name when it runs, which is later than it is there.
+            shell.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
             assert_eq!(is_lamina(shell.id()), is, "{name}");
             drop(shell.stdin.take());
             shell.wait().unwrap();
