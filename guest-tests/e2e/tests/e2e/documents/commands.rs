@@ -77,6 +77,8 @@ fn run(document: &str) -> String {
     command.arg("-c").arg(script(document)).current_dir(folder.path());
     command.env("RUN", programs::host("lamina-run").unwrap()).env("LAMINA", programs::lamina().unwrap());
     command.env("LAMINA_GUEST_PROGRAMS", shim.parent().unwrap()).env("LAMINA_ROOT", root());
+    // What is built lies as in a clone of its own.
+    command.env_remove("CARGO_TARGET_DIR");
     command.env("LAMINA_CACHE", cache());
     command.env("HOME", folder.path()).env("XDG_RUNTIME_DIR", folder.path().join("run"));
     command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file).process_group(0);
