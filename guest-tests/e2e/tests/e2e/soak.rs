@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use lamina_guest::{Event, Plan, SoakPlan};
 use lamina_pool::local::Processes;
-use lamina_pool::{Geometry, Pool, local, soak};
+use lamina_pool::{Geometry, Pool, PoolError, local, soak};
 use lamina_run::daemon::{Ready, SharedDaemon};
 use lamina_run::visit::Visit;
 use rustix::process::{Pid, Signal, kill_process};
@@ -61,6 +61,19 @@ struct GuestSlot {
     problems: Mutex<Vec<String>>,
 }
 
+/// Takes a guest's number. What a thread starts just now has what the guest before had open, its
+/// lock too, until it is a program of its own.
+fn claim(base: &Path, node: u32) -> Processes {
+    let until = Instant::now() + Duration::from_secs(30);
+    loop {
+        let file = std::fs::File::options().read(true).write(true).open(base).unwrap();
+        match Processes::claim(file, 8, Some(node)) {
+            Err(PoolError::Node { .. }) if Instant::now() < until => thread::sleep(Duration::from_millis(1)),
+            claimed => return claimed.unwrap(),
+        }
+    }
+}
+
 /// Has guests of a number come one after the other until the end.
 fn run_guests(
     slot: &GuestSlot,
@@ -86,9 +99,8 @@ fn run_guests(
             // One alone makes no atomic steps under emulation.
             cpus: 2,
         };
-        let file = std::fs::File::options().read(true).write(true).open(base).unwrap();
         // Until its process has ended the number is taken, and then it is known to be dead.
-        let claim = Processes::claim(file, 8, Some(node)).unwrap();
+        let claim = claim(base, node);
         let (mut pid, mut last) = (0, None);
         let own = AtomicU32::new(0);
         let begun = |begun_as: u32| own.store(begun_as, Ordering::Relaxed);
