@@ -229,12 +229,11 @@ mod tests {
     use super::*;
     use crate::experts::Experts;
 
-    #[test]
-    fn every_tensor_has_its_place_and_its_own_name() {
-        let config = Config {
+    fn config(hidden_dim: usize, n_layers: usize) -> Config {
+        Config {
             dim: 8,
-            hidden_dim: 6,
-            n_layers: 3,
+            hidden_dim,
+            n_layers,
             n_heads: 4,
             n_kv_heads: 2,
             vocab_size: 5,
@@ -242,7 +241,12 @@ mod tests {
             rope_theta: 10_000.0,
             norm_eps: 1e-5,
             experts: None,
-        };
+        }
+    }
+
+    #[test]
+    fn every_tensor_has_its_place_and_its_own_name() {
+        let config = config(6, 3);
         let of_experts = Config { experts: Some(Experts { count: 4, used: 2 }), ..config };
         for (config, count) in [(config, 2 + 3 * 9), (of_experts, 2 + 3 * (6 + 1 + 4 * 3))] {
             let all = Weight::all(&config);
@@ -263,18 +267,7 @@ mod tests {
 
     #[test]
     fn a_shape_fits_whatever_ones_are_in_front_and_not_the_other_way_round() {
-        let config = Config {
-            dim: 8,
-            hidden_dim: 1,
-            n_layers: 1,
-            n_heads: 4,
-            n_kv_heads: 2,
-            vocab_size: 5,
-            seq_len: 9,
-            rope_theta: 10_000.0,
-            norm_eps: 1e-5,
-            experts: None,
-        };
+        let config = config(1, 1);
         for (weight, fitting, other) in [
             (Weight::Embedding, &[&[5, 8][..], &[1, 5, 8]][..], &[&[8, 5][..], &[40], &[5, 8, 1], &[]][..]),
             (Weight::Norm, &[&[8], &[1, 8]], &[&[8, 1], &[1], &[2, 4]]),

@@ -63,13 +63,14 @@ pub(crate) struct Boot {
     pub(crate) mount: Option<PathBuf>,
     /// With --attach vhost-user: the socket of a disk that is being served; may be given more than
     /// once.
-    #[arg(long = "disk", value_name = "SOCKET", conflicts_with_all = device_options(&[], &["base"]))]
-    #[arg(group = "of_ctl")]
+    #[arg(long = "disk", value_name = "SOCKET", group = "of_ctl")]
+    #[arg(conflicts_with_all = device_options(&[], &["base"]))]
     pub(crate) disks: Vec<PathBuf>,
     /// The partition of this guest, or the files of this host, of a device that is being served
     /// with this --run-dir.
     #[arg(long, alias = "host", value_name = "NAME")]
-    #[arg(conflicts_with_all = device_options(&["run_dir"], &["base", "disks", "mount", "ctl", "shmem"]))]
+    #[arg(conflicts_with_all = device_options(&["run_dir"], &["base", "disks", "mount"]))]
+    #[arg(conflicts_with_all = ["ctl", "shmem"])]
     pub(crate) guest: Option<String>,
     /// With --attach ivshmem and --base: the socket of the mailboxes that `lamina serve --ivshmem`
     /// serves [default: one is served here, if --ctl is given].
@@ -77,11 +78,13 @@ pub(crate) struct Boot {
     pub(crate) mailbox: Option<PathBuf>,
     /// With --attach shmem: the socket that `lamina serve --vhost-user-shmem` serves [default: one
     /// is served here].
-    #[arg(long, value_name = "SOCKET", conflicts_with_all = device_options(&[], &["base", "mount"]))]
+    #[arg(long, value_name = "SOCKET")]
+    #[arg(conflicts_with_all = device_options(&[], &["base", "mount"]))]
     pub(crate) shmem: Option<PathBuf>,
     /// The base window of a device that is being served, or any file of the size.
     #[arg(long, value_name = "FILE", requires = "views_file")]
-    #[arg(conflicts_with_all = device_options(&["interleave"], &[]), group = "of_ctl", group = "of_views")]
+    #[arg(conflicts_with_all = device_options(&["interleave"], &[]))]
+    #[arg(group = "of_ctl", group = "of_views")]
     pub(crate) base: Option<PathBuf>,
     /// The views window of that device.
     #[arg(long, value_name = "FILE", requires = "of_views")]
@@ -121,7 +124,8 @@ pub(crate) struct Boot {
     pub(crate) record_lines: Option<PathBuf>,
     /// The modelled cache of each of the guest's processors, of eight ways, before which lines are
     /// not recorded: a power of two, or 0 to record every load and store.
-    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "2M", requires = "recording")]
+    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "2M")]
+    #[arg(requires = "recording")]
     pub(crate) lines_cache: u64,
     /// Print the command that starts QEMU, and end.
     #[arg(long)]
