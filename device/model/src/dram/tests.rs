@@ -38,7 +38,10 @@ fn the_default_module_is_as_the_paper_and_the_standard_have_it() {
     assert_eq!([t.wtr_s, t.wtr_l, t.wr, t.rtp, t.rfc, t.refi], [6, 24, 72, 18, 706, 9332]);
     assert_eq!(profile.bytes(), 64 << 30);
     for name in profile::PROFILES {
-        Profile::named(name).unwrap().check().unwrap();
+        let profile = Profile::named(name).unwrap();
+        profile.check().unwrap();
+        // Pages have 1 KiB, so that four activations take four bursts' time of the bus.
+        assert_eq!([profile.timing.faw, profile.timing.rrd_s], [32, 8], "{name}");
     }
 }
 
