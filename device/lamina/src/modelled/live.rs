@@ -35,6 +35,8 @@ struct Event {
     block: u64,
     asked: Range<u16>,
     stored: Option<u16>,
+    /// Where the block's bundle lies, in lines, however much of it was moved.
+    segment: Option<u64>,
     write: bool,
     /// Bits of an element, and how many of them the link carries.
     bits: (u32, u32),
@@ -68,14 +70,15 @@ impl Live {
 
 impl Watcher for Live {
     fn moved(&self, moved: &Moved<'_>) {
-        let Moved { block, ref asked, stored, write, format, view, .. } = *moved;
+        let Moved { block, ref asked, stored, write, format, view, entry, .. } = *moved;
         // What only a generic device moves is in neither design.
         if asked.is_empty() && stored.is_none() {
             return;
         }
         let bits = (format.bits(), view.map_or(format.bits(), lamina_codec::view::View::bits));
         let time_ns = u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let event = Event { time_ns, block, asked: asked.clone(), stored, write, bits };
+        let segment = entry.and_then(|entry| entry.place.as_ref()).map(|place| place.segment);
+        let event = Event { time_ns, block, asked: asked.clone(), stored, segment, write, bits };
         if self.queue.try_send(event).is_err() {
             self.left_out.fetch_add(1, Relaxed);
         }
@@ -153,7 +156,7 @@ impl Designs {
     }
 
     fn take(&mut self, event: &Event) {
-        let Event { time_ns, block, ref asked, stored, write, bits } = *event;
+        let Event { time_ns, block, ref asked, stored, segment, write, bits } = *event;
         // Threads hand over in another order than they looked at the clock.
         self.last_ns = self.last_ns.max(time_ns);
         let Some(address) = block.checked_mul(BLOCK_BYTES) else { return };
@@ -178,7 +181,7 @@ impl Designs {
             let by_itself = fetched && (is_asked || write);
             request.served = Some(Served { asked: is_asked, fetched, by_itself, reads_told: false });
             (self.view.bits, self.view.link_bits) = bits;
-            let stored = stored.map(|stored| stored_as(self.mode, stored));
+            let stored = stored.map(|stored| stored_as(self.mode, stored, segment));
             own.request(&request, &self.view, |_| stored.as_ref());
         }
     }
@@ -193,8 +196,8 @@ impl Designs {
     }
 }
 
-/// A block of which so many bytes were moved.
-fn stored_as(mode: Mode, stored: u16) -> Block {
+/// A block of which so many bytes were moved, and which lies there.
+fn stored_as(mode: Mode, stored: u16, segment: Option<u64>) -> Block {
     let kind = match u64::from(stored) {
         0 => BlockKind::Zeros,
         BLOCK_BYTES.. => BlockKind::Bypassed,
@@ -203,11 +206,11 @@ fn stored_as(mode: Mode, stored: u16) -> Block {
     // What was moved of a bundle is one range of it, whichever planes they are.
     let planes = if mode == Mode::Trace { Arc::from([stored]) } else { Arc::default() };
     let words = WordBytes { lz4: Some(stored), zstd: Some(stored) };
-    Block { kind, planes, words, ..Block::default() }
+    Block { kind, segment, planes, words, ..Block::default() }
 }
 
 fn report(design: &'static str, source: &str, link: &str, outcome: &Outcome) -> ModelledReport {
-    let seconds = |ns: u64| f64::from(u32::try_from(ns).unwrap_or(u32::MAX)) / 1e9;
+    let seconds = |ns| Duration::from_nanos(ns).as_secs_f64();
     let dram = outcome.dram.as_ref();
     let traffic = outcome.link.first().map(|link| link.traffic).unwrap_or_default();
     let latency = dram.map(|dram| &dram.latency_ns).filter(|latency| latency.count > 0);
@@ -241,12 +244,15 @@ fn report(design: &'static str, source: &str, link: &str, outcome: &Outcome) -> 
 
 #[cfg(test)]
 mod tests {
+    use lamina_codec::Codec;
+    use lamina_codec::block::Stored;
     use lamina_codec::format::Format;
     use lamina_codec::plane::PlaneMask;
     use lamina_device::device::{Device, DeviceConfig};
     use lamina_device::layout::Layout;
     use lamina_device::tensor::TensorSpec;
     use lamina_model::link::{Link, Requests};
+    use lamina_store::entry::{Entry, Place};
 
     use super::*;
 
@@ -369,6 +375,35 @@ mod tests {
         assert_eq!(told[1].design, "gcomp");
         let fetched = device.stats().requests.base.stored_bytes_fetched;
         assert!(fetched > 64 && told[1].read_bytes == fetched + 64 * 64, "{told:?}");
+    }
+
+    /// However much of it was moved the first time: a bundle does not move because it is read.
+    #[test]
+    fn a_block_stays_where_the_device_has_it() {
+        let (queue, events) = sync_channel(QUEUE);
+        let live = Live { begun: Instant::now(), queue, left_out: AtomicU64::new(0), told: Arc::default() };
+        let stored = Stored::Words { codec: Codec::Lz4, length: 3000, check: 0 };
+        let place = Some(Place { segment: 77, stored, lossy: false, difference: false });
+        let entry = Entry { epoch: 0, place };
+        let moved = Moved {
+            block: 5,
+            asked: 0..4096,
+            stored: Some(1280),
+            by_itself: true,
+            write: false,
+            format: Format::Bf16,
+            view: None,
+            planes: PlaneMask::all(Format::Bf16),
+            entry: Some(&entry),
+            as_words: None,
+        };
+        live.moved(&moved);
+        live.moved(&Moved { stored: Some(3000), ..moved });
+        for stored in [1280, 3000] {
+            let event = events.recv().unwrap();
+            let block = stored_as(Mode::Trace, event.stored.unwrap(), event.segment);
+            assert_eq!((block.segment, block.bytes()), (Some(77), stored));
+        }
     }
 
     /// A queue that is full costs events and nothing else.
