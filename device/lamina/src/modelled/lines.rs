@@ -98,8 +98,20 @@ pub(crate) struct Recording {
 struct Taken {
     kept: File,
     lines: u64,
-    last_ns: u64,
+    /// Lines that were taken and not kept.
+    lost: u64,
     places: Vec<Place>,
+}
+
+/// Keeps lines as they are taken.
+struct Keeper {
+    kept: BufWriter<File>,
+    lines: u64,
+    lost: u64,
+    last_ns: u64,
+    /// Where the windows are.
+    places: Vec<Place>,
+    is_full: bool,
 }
 
 impl LineRecorder {
@@ -244,24 +256,20 @@ impl Layouts {
 
 /// Takes lines until it is told to stop, and then what is left.
 fn take(lines: &Lines, socket: &Path, stop: &AtomicBool) -> Result<Taken> {
-    let mut kept = BufWriter::new(tempfile::tempfile()?);
-    let mut taken = Taken { kept: kept.get_ref().try_clone()?, lines: 0, last_ns: 0, places: Vec::new() };
+    let mut keeper = Keeper::new(tempfile::tempfile()?);
     let (mut monitor, mut asked, mut batch) = (None, None::<Instant>, Vec::new());
     loop {
         let stops = stop.load(Ordering::Relaxed);
-        let is_full = lines.take(&mut batch);
-        for line in batch.drain(..) {
-            keep(&mut kept, &mut taken, &line)?;
-        }
+        let has_more = lines.take(&mut batch);
+        batch.drain(..).for_each(|line| keeper.keep(&line));
         if stops {
             for (processor, address) in lines.unwritten() {
-                let time_ns = taken.last_ns;
-                keep(&mut kept, &mut taken, &Line { time_ns, address, bytes: 64, write: true, processor })?;
+                let time_ns = keeper.last_ns;
+                keeper.keep(&Line { time_ns, address, bytes: 64, write: true, processor });
             }
-            kept.flush()?;
-            return Ok(taken);
+            return Ok(keeper.end()?);
         }
-        let has = |window| taken.places.iter().any(|place| place.window == window);
+        let has = |window| keeper.places.iter().any(|place| place.window == window);
         let pause = ASKED[usize::from(has(Window::Base) && has(Window::Views))];
         if asked.is_none_or(|asked| asked.elapsed() >= pause) {
             asked = Some(Instant::now());
@@ -270,11 +278,14 @@ fn take(lines: &Lines, socket: &Path, stop: &AtomicBool) -> Result<Taken> {
                 monitor = Monitor::connect(socket).ok();
             }
             match monitor.as_mut().map(Monitor::places) {
-                Some(Ok(places)) if !places.is_empty() && places != taken.places => {
+                Some(Ok(places)) if !places.is_empty() && places != keeper.places => {
+                    // What was recorded before this is of where the windows were.
+                    lines.take(&mut batch);
+                    batch.drain(..).for_each(|line| keeper.keep(&line));
                     let ranges: Vec<_> = places.iter().map(|place| place.at.clone()).collect();
                     lines.watch(&ranges);
                     tracing::debug!("lines of {places:?}");
-                    taken.places = places;
+                    keeper.places = places;
                 }
                 Some(Err(why)) => {
                     tracing::debug!("QEMU does not say where the windows are: {}", out::reason(&why));
@@ -283,22 +294,57 @@ fn take(lines: &Lines, socket: &Path, stop: &AtomicBool) -> Result<Taken> {
                 _ => {}
             }
         }
-        if !is_full {
+        if !has_more {
             thread::sleep(TAKEN);
         }
     }
 }
 
-/// Keeps a line by its place in its window.
-fn keep(kept: &mut impl Write, taken: &mut Taken, line: &Line) -> io::Result<()> {
-    let Some(place) = taken.places.iter().find(|place| place.at.contains(&line.address)) else {
-        return Ok(());
-    };
-    let offset = line.address - place.at.start + place.offset;
-    let words = [line.time_ns, packed(offset, line, place.window)];
-    taken.lines += 1;
-    taken.last_ns = taken.last_ns.max(line.time_ns);
-    kept.write_all(words.map(u64::to_le_bytes).as_flattened())
+impl Keeper {
+    fn new(file: File) -> Self {
+        let kept = BufWriter::new(file);
+        Self { kept, lines: 0, lost: 0, last_ns: 0, places: Vec::new(), is_full: false }
+    }
+
+    /// Keeps a line by its place in its window. One that is in none, as a window has been moved, is
+    /// lost, and so are all from the first on for which there is no space.
+    fn keep(&mut self, line: &Line) {
+        let place = self.places.iter().find(|place| place.at.contains(&line.address));
+        let Some(place) = place.filter(|_| !self.is_full) else {
+            self.lost += 1;
+            return;
+        };
+        let offset = line.address - place.at.start + place.offset;
+        let words = [line.time_ns, packed(offset, line, place.window)];
+        self.last_ns = self.last_ns.max(line.time_ns);
+        self.lines += 1;
+        if let Err(why) = self.kept.write_all(words.map(u64::to_le_bytes).as_flattened()) {
+            self.say_full(&why);
+        }
+    }
+
+    fn say_full(&mut self, why: &io::Error) {
+        self.is_full = true;
+        let folder = std::env::temp_dir();
+        let folder = folder.display();
+        log::say(&format!(
+            "no more lines are recorded: {folder}, where they lie until the guest ends: {why}"
+        ));
+    }
+
+    /// What is kept, whole lines.
+    fn end(mut self) -> io::Result<Taken> {
+        if !self.is_full
+            && let Err(why) = self.kept.flush()
+        {
+            self.say_full(&why);
+        }
+        // What is left in the buffer has no space.
+        let (kept, _) = self.kept.into_parts();
+        let whole = kept.metadata()?.len() / (8 * KEPT) as u64;
+        let lines = self.lines.min(whole);
+        Ok(Taken { kept, lines, lost: self.lost + (self.lines - lines), places: self.places })
+    }
 }
 
 /// A line in a word: its place, the logarithm of its bytes, whether it is written, and in which
@@ -330,7 +376,7 @@ fn write_trace(
     blocks: &BTreeMap<u64, Block>,
     device_bytes: u64,
 ) -> Result<Written> {
-    let Taken { mut kept, lines: count, .. } = taken;
+    let Taken { mut kept, lines: count, lost, .. } = taken;
     let mut writer = Writer::new(BufWriter::new(file), Header { seen: Seen::Lines, device_bytes })?;
     for view in map.views() {
         writer.view(view)?;
@@ -340,7 +386,7 @@ fn write_trace(
     }
     kept.rewind()?;
     let mut from = BufReader::new(kept);
-    let mut written = Written { requests: 0, elsewhere: 0, lost: lines.lost() };
+    let mut written = Written { requests: 0, elsewhere: 0, lost: lost + lines.lost() };
     for _ in 0..count {
         let mut bytes = [[0; 8]; KEPT];
         from.read_exact(bytes.as_flattened_mut())?;
@@ -364,6 +410,43 @@ fn write_trace(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A keeper of lines of the first MiB behind 4 GiB, which is the base window.
+    fn keeper(file: File) -> Keeper {
+        let mut keeper = Keeper::new(file);
+        keeper.places = vec![Place { window: Window::Base, at: 4 << 30..(4 << 30) + (1 << 20), offset: 0 }];
+        keeper
+    }
+
+    fn line(number: u64) -> Line {
+        Line { time_ns: number, address: (4 << 30) + 64 * number, bytes: 64, write: false, processor: 0 }
+    }
+
+    #[test]
+    fn lines_for_which_there_is_no_space_are_lost_and_the_guest_goes_on() {
+        let full = OpenOptions::new().read(true).write(true).open("/dev/full").unwrap();
+        let mut keeper = keeper(full);
+        (0..3000).for_each(|number| keeper.keep(&line(number)));
+        assert!(keeper.is_full);
+        let taken = keeper.end().unwrap();
+        assert_eq!((taken.lines, taken.lost), (0, 3000));
+        // Of the last ones only the end tells that there is no space.
+        let full = OpenOptions::new().read(true).write(true).open("/dev/full").unwrap();
+        let mut keeper = self::keeper(full);
+        keeper.keep(&line(0));
+        let taken = keeper.end().unwrap();
+        assert_eq!((taken.lines, taken.lost), (0, 1));
+    }
+
+    #[test]
+    fn lines_of_where_no_window_is_any_more_are_counted() {
+        let mut keeper = keeper(tempfile::tempfile().unwrap());
+        (0..3).for_each(|number| keeper.keep(&line(number)));
+        keeper.keep(&line(1 << 20));
+        let taken = keeper.end().unwrap();
+        assert_eq!((taken.lines, taken.lost), (3, 1));
+        assert_eq!(taken.kept.metadata().unwrap().len(), 3 * 16);
+    }
 
     #[test]
     fn a_line_comes_back_from_its_word() {
