@@ -16,7 +16,6 @@ use anyhow::{Context, Result, bail};
 use hyper::Method;
 use indicatif::BinaryBytes;
 use lamina_device::files::{ModelPlan, PrecisionMap, name_of};
-use lamina_serve::PrivateDir;
 use rustix::process::{Pid, kill_process};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -27,7 +26,7 @@ use crate::args::{ApiAt, LoadModel, Ls, Mount, Rm, Shown, Umount, socket_in};
 use crate::client::{ask, escaped, rows, watched};
 use crate::holder;
 use crate::meter::Meter;
-use crate::mounted;
+use crate::mounted::{self, Claim};
 use crate::out::{self, print_json, print_line};
 use crate::signals::Ending;
 use crate::status::{NotStarted, Refused};
@@ -93,22 +92,15 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
     let capacity = capacity.or(fitting.filter(|_| new));
     // The device has a process group of its own: from here on this one ends it when it is to end.
     let mut signals = Ending::watch()?;
-    let run_dir = mounted::run_dir_of(&dir)?;
-    PrivateDir::make(&run_dir)?;
-    if holder::is_held(&run_dir) {
-        bail!(
-            "{} is mounted already: `lamina ls {}` shows it, `lamina load` adds to it",
-            dir.display(),
-            dir.display()
-        );
-    }
+    let claim = Claim::new(&dir)?;
+    let run_dir = &claim.run_dir().to_owned();
     let log = run_dir.join("log");
     if !foreground {
         new_log(&log).with_context(|| wrong_log(&log))?;
     }
     let start = async |files, signals: &mut Ending| {
         let rooms = Rooms { capacity, files, write_cache };
-        start(&dir, &run_dir, &log, image.as_deref(), &rooms, foreground, signals).await
+        start(&dir, run_dir, &log, image.as_deref(), &rooms, foreground, signals).await
     };
     let started = match start(files, &mut signals).await {
         // An image from before has what it has. That it has no files/ is said, and no error.
@@ -122,6 +114,8 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
         }
         started => started,
     };
+    // From here on the device itself holds off others.
+    drop(claim);
     let mut device = started.inspect_err(|why| {
         // Nobody was told that it is there.
         if let Some(image) = image.as_deref().filter(|_| new && why.is::<Interrupted>()) {
@@ -129,28 +123,28 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
         }
         // Unless its log says more than was shown.
         if why.downcast_ref::<NotStarted>().is_none_or(|ended| ended.log.is_none()) {
-            forget(&run_dir);
+            forget(run_dir);
         }
     })?;
     let loaded = tokio::select! {
-        loaded = load_all(&run_dir, &words, &bases, &shown.views, &maps) => loaded,
+        loaded = load_all(run_dir, &words, &bases, &shown.views, &maps) => loaded,
         _ = signals.next() => Err(Interrupted.into()),
     };
     if let Err(why) = loaded {
         // Nothing half done is left behind. A new image stays if others have something in it.
         let made = image.as_deref().filter(|_| new);
-        let unwanted = if has_others(&run_dir, &words).await { None } else { made };
+        let unwanted = if has_others(run_dir, &words).await { None } else { made };
         let is_over = end(&mut device).await;
         if let Some(Err(also)) = unwanted.filter(|_| is_over).map(fs::remove_file) {
             tracing::warn!("not everything of the device is gone: {also}");
         }
         // Of what else went wrong the log may say more.
         if why.is::<Interrupted>() || why.is::<Refused>() {
-            forget(&run_dir);
+            forget(run_dir);
         }
         return Err(why);
     }
-    let api = ApiAt::in_dir(&run_dir);
+    let api = ApiAt::in_dir(run_dir);
     let models = ask(&api, Method::GET, "/models", None).await?;
     if json {
         let pid = device.id();
@@ -266,10 +260,10 @@ async fn end(device: &mut Child) -> bool {
     ended.is_ok()
 }
 
-/// Removes the directory of a device that is gone, unless others use it too, or are about to: the
-/// API's socket is the first that they have.
+/// Removes the directory of a device that is gone, unless others use it too, or are about to.
 fn forget(run_dir: &Path) {
     if run_dir.parent().is_some_and(|parent| parent.ends_with(mounted::MOUNTS))
+        && let Ok(_claim) = Claim::of(run_dir)
         && !holder::is_held(run_dir)
         && find::is_gone(&socket_in(run_dir))
         && let Err(why) = fs::remove_dir_all(run_dir)

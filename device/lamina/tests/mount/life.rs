@@ -1,7 +1,7 @@
 //! From mount to umount: models that come and go, deaths of the worker, images.
 
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -124,6 +124,29 @@ fn a_mount_that_fails_leaves_no_directory() {
     let why = place.refused(&["mount", "--image", &image, &place.write("other/w.safetensors", &file(2)), &m]);
     assert!(why.contains("the image holds a model \"w\" already"), "{why}");
     assert_eq!(run_dirs(&place), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_mount_that_another_is_at_work_on_is_refused_and_left_to_it() {
+    let place = Place::new();
+    let m = place.text("m");
+    place.mount(&["--capacity", "16M"]);
+    let run_dir = run_dirs(&place).remove(0);
+    place.said(&["umount", &m]);
+    fs::create_dir(&run_dir).unwrap();
+    fs::set_permissions(&run_dir, Permissions::from_mode(0o700)).unwrap();
+    let other = File::open(&run_dir).unwrap();
+    other.lock().unwrap();
+    let why = place.refused(&["mount", "--capacity", "16M", &m]);
+    assert!(why.contains("another `lamina mount`") && why.contains(&m), "{why}");
+    assert!(fs::read_dir(&run_dir).unwrap().next().is_none(), "it is the other's");
+    drop(other);
+    place.mount(&["--capacity", "16M"]);
+    // One that is about to be mounted while this one ends keeps the directory, too.
+    let other = File::open(&run_dir).unwrap();
+    other.lock().unwrap();
+    place.said(&["umount", &m]);
+    assert!(run_dir.exists());
 }
 
 #[test]
