@@ -245,7 +245,13 @@ def test_a_mount_that_is_interrupted_leaves_nothing(program, tmp_path, tmp_path_
         file.write(values)
     environment = dict(os.environ, TMPDIR=str(folder), XDG_RUNTIME_DIR=str(run), PYTHONPATH=os.pathsep.join(sys.path))
     with subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, path], env=environment, start_new_session=True, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", INTERRUPTED, path],
+        env=environment,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        # A job in the background has it ignored, and so would Python.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as mounting:
         is_loading, deadline = False, time.monotonic() + 60
         while not is_loading:

@@ -504,6 +504,11 @@ def test_files_that_are_no_pool_are_said_to_be_none(path, tmp_path):
         with pytest.raises(lamina.LaminaError, match="may hold what somebody wants|holds something else"):
             call()
     assert path.read_bytes() == b"x"
+    # A file that is not empty has its own size.
+    with pytest.raises(ValueError, match="cannot have 1 bytes"):
+        create(path, size="8M", force=True)
+    assert path.read_bytes() == b"x"
+    path.write_bytes(noise(8 << 20).tobytes())
     create(path, size="8M", force=True).close()
     with open_pool(path) as pool, pytest.raises(lamina.LaminaError, match="attached"):
         create(path, force=True)
