@@ -294,8 +294,12 @@ fn what_was_recorded_takes_no_less_than_dram() {
         // A microsecond apart in `trace`, a hundred blocks each: 400 KiB take five.
         let requests: Vec<_> = (0..count).map(|number| (number * 100 * 4096, 100 * 4096, 0, false)).collect();
         let trace = trace(&[], &requests);
-        let at = |pace| replayed(&trace, &Options { pace, ..usual() });
-        for (full, recorded) in at(Pace::Full).iter().zip(&at(Pace::Recorded)) {
+        let at = &|pace| replayed(&trace, &Options { pace, ..usual() });
+        let paces = [Pace::Full, Pace::Recorded];
+        let [all_full, all_recorded] = std::thread::scope(|scope| {
+            paces.map(|pace| scope.spawn(move || at(pace))).map(|replaying| replaying.join().unwrap())
+        });
+        for (full, recorded) in all_full.iter().zip(&all_recorded) {
             let [full_dram, dram] = [full, recorded].map(|outcome| outcome.dram.clone().unwrap());
             let close = |a: f64, b: f64| (a / b - 1.0).abs() <= nearly;
             let name = full.subject.name;
