@@ -45,8 +45,8 @@ pub(crate) fn is_mounted(dir: &Path) -> Result<bool> {
     Ok(holder::is_held(&named(dir)?.0))
 }
 
-/// The directory for the sockets of a device, locked: while this is there, no other command begins a
-/// device in it or removes it.
+/// The directory for the sockets of a device, locked: while this is there, no other command begins
+/// a device in it or removes it.
 pub(crate) struct Claim {
     run_dir: PathBuf,
     _lock: File,

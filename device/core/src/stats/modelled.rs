@@ -46,8 +46,8 @@ figures! {
             down_flits: u64 = Counter "modelled_down_flits" Count;
             /// Modelled: flits from the device to the host.
             up_flits: u64 = Counter "modelled_up_flits" Count;
-            /// Modelled: the part of the time up to the last request that the link to the device was
-            /// busy; null while none passed.
+            /// Modelled: the part of the time up to the last request that the link to the device
+            /// was busy; null while none passed.
             down_utilisation: Option<f64> = Gauge "modelled_down_utilisation" Ratio;
             /// Modelled: the same of the link to the host.
             up_utilisation: Option<f64> = Gauge "modelled_up_utilisation" Ratio;
