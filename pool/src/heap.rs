@@ -108,7 +108,33 @@ impl Owner {
         let fits = place < places(self.size.max(1), layout.geometry.chunk_bytes);
         (inside.is_multiple_of(self.size.max(1)) && fits).then_some(place)
     }
+
+    /// Whether a run of this size can begin at `chunk` and has a place for so many bytes at `at`.
+    pub(crate) fn holds(&self, layout: &Layout, chunk: u32, at: u64, length: u64) -> bool {
+        self.is_sound(layout, chunk) && length <= self.size && self.place(layout, chunk, at).is_some()
+    }
+
+    /// [`Self::holds`] of all that begins in the chunk.
+    pub(crate) fn fits(&self, layout: &Layout, chunk: u32, extents: &Extents) -> bool {
+        self.is_sound(layout, chunk)
+            && extents.iter().all(|(at, length)| self.holds(layout, chunk, *at, *length))
+    }
+
+    /// Itself if it fits what begins in its chunk; if not, its words were damaged, and what begins
+    /// there says what size and run were. `None` if that says nothing, or two things.
+    pub(crate) fn fitted(self, layout: &Layout, chunk: u32, extents: &Extents) -> Option<Self> {
+        if self.fits(layout, chunk, extents) {
+            return Some(self);
+        }
+        let chunk_bytes = layout.geometry.chunk_bytes;
+        let size = size_for(*extents.values().max()?, chunk_bytes)?;
+        let run = u32::try_from(size.div_ceil(chunk_bytes)).ok()?;
+        Some(Self { run, size, ..self }).filter(|owner| owner.fits(layout, chunk, extents))
+    }
 }
+
+/// Where something begins in a chunk, and its bytes.
+pub(crate) type Extents = BTreeMap<u64, u64>;
 
 /// Whether a chunk's bit is set, of bits that were consumed.
 pub(crate) fn is_taken(member: &Member, chunk: u32) -> Result<bool, PoolError> {
@@ -155,7 +181,7 @@ fn tell(member: &Member, class: ClassId, chunks: &[u32]) -> Result<(), PoolError
     Ok(())
 }
 
-fn mark(member: &Member, chunk: u32, run: u32, taken: bool) -> Result<(), PoolError> {
+pub(crate) fn mark(member: &Member, chunk: u32, run: u32, taken: bool) -> Result<(), PoolError> {
     for chunk in chunk..chunk + run {
         let at = member.layout.bits(chunk);
         let bit = 1 << (chunk % 64);
@@ -264,34 +290,26 @@ impl Heap {
         state.chunks.insert(chunk, Chunk { class, size, run, free, is_free });
     }
 
-    /// Takes a dead node's chunk over, with the places that are in use. One with none is given to
-    /// the pool. Lock 0 is held, and bits and owners are consumed.
+    /// Takes a dead node's chunk over, with the places that are in use: all that begins there,
+    /// which the owner fits. Lock 0 is held, and bits and owners are consumed.
     pub(crate) fn adopt(
         &self,
         member: &Member,
         chunk: u32,
         owner: Owner,
-        used: &BTreeSet<u32>,
+        extents: &Extents,
     ) -> Result<(), PoolError> {
-        if used.is_empty() {
-            // Whoever died while it took a run, or gave it back, had not all of it, and others may
-            // have taken the rest since. What is another's begins with a run of its own.
-            let end = if owner.is_sound(&member.layout, chunk) { chunk + owner.run } else { chunk + 1 };
-            let mut own = 1;
-            while chunk + own < end && Owner::load(member, chunk + own)?.run == 0 {
-                own += 1;
-            }
-            return mark(member, chunk, own, false);
-        }
-        for chunk in chunk..chunk + owner.run {
-            let own =
-                Owner { node: member.node, incarnation: member.incarnation, ..Owner::load(member, chunk)? };
-            own.store(member, chunk)?;
+        let used = extents.keys().filter_map(|at| owner.place(&member.layout, chunk, *at)).collect();
+        for number in chunk..chunk + owner.run {
+            let class = Owner::load(member, number)?.class;
+            let run = if number == chunk { owner.run } else { 0 };
+            let (node, incarnation) = (member.node, member.incarnation);
+            Owner { node, incarnation, class, run, ..owner }.store(member, number)?;
         }
         // Giving the lock back completes it, and nobody asks whose a chunk is before the dead node
         // is said to be recovered.
         member.lines.flush(member.layout.chunk(chunk), u64::from(owner.run) * 16)?;
-        self.add(&member.layout, chunk, owner, used);
+        self.add(&member.layout, chunk, owner, &used);
         Ok(())
     }
 
@@ -356,6 +374,16 @@ impl Heap {
         member.lines.consume(first, member.layout.bits(chunk + run - 1) + 8 - first)?;
         mark(member, chunk, run, false)?;
         held.release()
+    }
+
+    /// What stands in the pool of a chunk of this heap, but for its class.
+    pub(crate) fn owner(&self, member: &Member, number: u32) -> Option<Owner> {
+        let state = locked(&self.state);
+        let (first, chunk) = state.chunks.range(..=number).next_back()?;
+        let run = if *first == number { chunk.run } else { 0 };
+        let (node, incarnation) = (member.node, member.incarnation);
+        let owner = Owner { node, incarnation, class: chunk.class, run, size: chunk.size };
+        (number - first < chunk.run).then_some(owner)
     }
 
     /// Chunks of the heap and their places in use.

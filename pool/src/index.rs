@@ -32,7 +32,7 @@ pub trait Index: Send + Sync {
     /// evicted.
     ///
     /// # Errors
-    /// [`PoolError::NoServer`], [`PoolError::Damaged`], [`PoolError::Fenced`].
+    /// [`PoolError::NoServer`], [`PoolError::Fenced`].
     fn prefix(&self, keys: &[Key]) -> Result<usize, PoolError>;
 
     /// Stores a block, unless it is there or another stores it. Whether this call did.

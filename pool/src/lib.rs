@@ -26,6 +26,8 @@ mod check;
 mod class;
 mod classed;
 mod counts;
+#[cfg(test)]
+mod damaged;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;

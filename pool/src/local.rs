@@ -59,6 +59,19 @@ fn byte(kind: libc::c_int, at: i64) -> libc::flock {
     }
 }
 
+/// Takes a lock, if no other has it.
+fn try_lock(file: &File, lock: &libc::flock) -> Result<bool, Errno> {
+    match fcntl(file, FcntlArg::F_OFD_SETLK(lock)) {
+        Ok(_) => Ok(true),
+        Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
+        Err(why) => Err(why),
+    }
+}
+
+fn no_locks(node: u32, cause: Errno) -> PoolError {
+    PoolError::Node { node, why: format!("its byte of the file cannot be locked: {cause}") }
+}
+
 impl Processes {
     /// Takes the first free number below `nodes`, or the one that is wanted.
     ///
@@ -66,15 +79,22 @@ impl Processes {
     /// [`PoolError::Nodes`], [`PoolError::Node`].
     pub fn claim(file: File, nodes: u32, wanted: Option<u32>) -> Result<Self, PoolError> {
         let range = wanted.map_or(0..nodes, |node| node..node.saturating_add(1).min(nodes));
-        for node in range {
-            if fcntl(&file, FcntlArg::F_OFD_SETLK(&byte(libc::F_WRLCK, FIRST + i64::from(node)))).is_ok() {
-                return Ok(Self { file, node, began: Instant::now() });
-            }
-        }
-        Err(match wanted {
+        Self::claim_of(file, range)?.ok_or_else(|| match wanted {
             Some(node) => PoolError::Node { node, why: "a process has it, or the pool has fewer".into() },
             None => PoolError::Nodes { nodes },
         })
+    }
+
+    /// Takes the first free number of a range, if one is.
+    fn claim_of(file: File, range: Range<u32>) -> Result<Option<Self>, PoolError> {
+        for node in range {
+            match try_lock(&file, &byte(libc::F_WRLCK, FIRST + i64::from(node))) {
+                Ok(true) => return Ok(Some(Self { file, node, began: Instant::now() })),
+                Ok(false) => {}
+                Err(cause) => return Err(no_locks(node, cause)),
+            }
+        }
+        Ok(None)
     }
 
     /// The number.
@@ -222,16 +242,23 @@ impl<'f> Locked<'f> {
     /// All nodes' bytes, if none has its own.
     fn nodes(file: &'f File) -> Result<Self, PoolError> {
         let lock = libc::flock { l_len: 64, ..byte(libc::F_WRLCK, FIRST) };
-        fcntl(file, FcntlArg::F_OFD_SETLK(&lock))
-            .map_err(|_| PoolError::Node { node: 0, why: "processes are attached to the pool".into() })?;
-        Ok(Self { file, lock })
+        match try_lock(file, &lock) {
+            Ok(true) => Ok(Self { file, lock }),
+            Ok(false) => Err(PoolError::Node { node: 0, why: "processes are attached to the pool".into() }),
+            Err(cause) => Err(no_locks(0, cause)),
+        }
     }
 
-    /// The maker's byte, once no other has it.
-    fn maker(file: &'f File) -> io::Result<Self> {
+    /// The maker's byte, once no other has it. A signal calls `interrupted`, and the wait goes on
+    /// unless that fails.
+    fn maker(file: &'f File, interrupted: &mut dyn FnMut() -> io::Result<()>) -> io::Result<Self> {
         let lock = byte(libc::F_WRLCK, MAKER);
-        fcntl(file, FcntlArg::F_OFD_SETLKW(&lock))?;
-        Ok(Self { file, lock })
+        loop {
+            match fcntl(file, FcntlArg::F_OFD_SETLKW(&lock)) {
+                Err(Errno::EINTR) => interrupted()?,
+                locked => return Ok(locked.map(|_| Self { file, lock })?),
+            }
+        }
     }
 }
 
@@ -387,10 +414,24 @@ pub fn open_or_create(
     geometry: &Geometry,
     declare: impl FnOnce(Range<u64>) -> Result<(), PoolError>,
 ) -> Result<(Pool, bool), PoolError> {
+    open_or_create_while(path, geometry, declare, || Ok(()))
+}
+
+/// [`open_or_create`] that calls `interrupted` after each signal which comes while another process
+/// makes the pool, and ends with what it fails with.
+///
+/// # Errors
+/// As [`open_or_create`]; [`PoolError::File`] with what `interrupted` gives.
+pub fn open_or_create_while(
+    path: &Path,
+    geometry: &Geometry,
+    declare: impl FnOnce(Range<u64>) -> Result<(), PoolError>,
+    mut interrupted: impl FnMut() -> io::Result<()>,
+) -> Result<(Pool, bool), PoolError> {
     let fail = |cause| PoolError::File { path: path.to_owned(), cause };
     for _ in 0..MAX_REMOVED {
         let (file, is_new) = new_file(path)?;
-        let _maker = Locked::maker(&file).map_err(fail)?;
+        let _maker = Locked::maker(&file, &mut interrupted).map_err(fail)?;
         // Another may have made it, failed, and removed it.
         if file.metadata().map_err(fail)?.nlink() > 0 {
             return open_or_make(&file, is_new, path, geometry, declare);
@@ -429,15 +470,92 @@ fn open_or_make(
 }
 
 impl Pool {
-    /// Attaches to the pool in a file as the first node that is free.
+    /// Attaches to the pool in a file as the first node that is free, and whose words are not
+    /// damaged so that nobody can be it.
     ///
     /// # Errors
-    /// [`PoolError::File`], [`PoolError::NoPool`], [`PoolError::Nodes`].
+    /// [`PoolError::File`], [`PoolError::NoPool`], [`PoolError::Nodes`], [`PoolError::Node`].
     pub fn open(path: &Path) -> Result<Self, PoolError> {
         let memory = memory(path)?;
-        let geometry = Self::geometry(memory.clone())?;
-        let host = Processes::claim(open_file(path)?, geometry.nodes, None)?;
-        let node = host.node();
-        Self::attach(memory, Arc::new(host), node)
+        let nodes = Self::geometry(memory.clone())?.nodes;
+        let (mut next, mut refused) = (0, None);
+        while let Some(host) = Processes::claim_of(open_file(path)?, next..nodes)? {
+            let node = host.node();
+            match Self::attach(memory.clone(), Arc::new(host), node) {
+                Err(why @ PoolError::Node { .. }) => refused = Some(why),
+                attached => return attached,
+            }
+            next = node + 1;
+        }
+        Err(refused.unwrap_or(PoolError::Nodes { nodes }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::mpsc::channel;
+
+    use nix::sys::pthread::{pthread_kill, pthread_self};
+    use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+
+    use super::*;
+
+    extern "C" fn interrupt(_: libc::c_int) {}
+
+    /// Waits for a pool that another makes, until `most` signals came; then that one gives up.
+    fn interrupted(
+        most: u32,
+        on_signal: impl FnMut() -> io::Result<()> + Send,
+    ) -> Result<(Pool, bool), PoolError> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = &folder.path().join("pool");
+        let file = made_file(path).unwrap();
+        let maker = Locked::maker(&file, &mut || Ok(())).unwrap();
+        let action = SigAction::new(SigHandler::Handler(interrupt), SaFlags::empty(), SigSet::empty());
+        // SAFETY: the handler does nothing, and nobody else has one for this signal.
+        unsafe { sigaction(Signal::SIGUSR2, &action) }.unwrap();
+        let (say, who) = channel();
+        let (signals, mut on_signal) = (&AtomicU32::new(0), on_signal);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(move || {
+                say.send(pthread_self()).unwrap();
+                let signalled = || {
+                    signals.fetch_add(1, Ordering::Relaxed);
+                    on_signal()
+                };
+                open_or_create_while(path, &Geometry::fitting(8 << 20), |_| Ok(()), signalled)
+            });
+            let thread = who.recv().unwrap();
+            while signals.load(Ordering::Relaxed) < most && !waiting.is_finished() {
+                pthread_kill(thread, Signal::SIGUSR2).unwrap();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            drop(maker);
+            waiting.join().unwrap()
+        })
+    }
+
+    #[test]
+    fn who_waits_for_a_pool_to_be_made_waits_on_after_a_signal() {
+        assert!(interrupted(3, || Ok(())).unwrap().1);
+        let ended = interrupted(3, || Err(io::Error::other("enough"))).map(|_| ());
+        assert!(
+            matches!(&ended, Err(PoolError::File { cause, .. }) if cause.to_string() == "enough"),
+            "{ended:?}"
+        );
+    }
+
+    #[test]
+    fn who_cannot_lock_is_told_why_and_not_that_others_have_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pool");
+        create(&path, &Geometry::fitting(8 << 20)).unwrap();
+        // A lock to write wants a file that is open to write.
+        let claimed = Processes::claim(File::open(&path).unwrap(), 16, None).map(|_| ());
+        let why = claimed.unwrap_err().to_string();
+        assert!(why.contains("cannot be locked: EBADF"), "{why}");
+        let locked = Locked::nodes(&File::open(&path).unwrap()).map(|_| ()).unwrap_err().to_string();
+        assert!(locked.contains("cannot be locked: EBADF"), "{locked}");
     }
 }

@@ -346,8 +346,16 @@ impl Member {
 
     /// Gives up the locks of a node that is dead or has left, and has the rest recovered.
     fn bury(&self, watch: &mut Watch, node: u32) -> Result<(), PoolError> {
-        let void = self.void(node);
-        let (last, has_died) = match self.look(watch, node)?.0 {
+        let life = self.look(watch, node)?.0;
+        let mut void = self.void(node);
+        if let Life::Alive(incarnation) | Life::Left(incarnation) | Life::Silent(incarnation) = life
+            && void > incarnation
+        {
+            // It was read from a word that was damaged, which `check` may have mended since.
+            void = self.fenced(node)?;
+            self.void[node as usize].store(void, Ordering::Release);
+        }
+        let (last, has_died) = match life {
             Life::Absent => (0, false),
             Life::Left(incarnation) => (incarnation, false),
             Life::Silent(incarnation) if incarnation <= void => (void, true),
@@ -410,6 +418,41 @@ impl Member {
             }
         }
         Ok(false)
+    }
+
+    /// Whether no other node is attached, as far as their words tell.
+    pub(crate) fn is_alone(&self) -> Result<bool, PoolError> {
+        for node in (0..self.layout.geometry.nodes).filter(|node| *node != self.node) {
+            let fenced = self.fenced(node)?;
+            let (incarnation, joined) = self.incarnation(node)?;
+            if joined && fenced != incarnation && !self.host.is_gone(node, incarnation) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether a node is said to be recovered from a life that it has not had, or lives; and what
+    /// the word must say, if that is known.
+    pub(crate) fn misfenced(&self, node: u32) -> Result<(bool, Option<u32>), PoolError> {
+        // Before the node's word, which only grows.
+        let fenced = self.fenced(node)?;
+        let (incarnation, joined) = self.incarnation(node)?;
+        let is_own = node == self.node;
+        let is_alive = is_own || joined && !self.host.is_gone(node, incarnation);
+        // More than any node can have had. Less of a node that is gone does no harm: who comes next
+        // goes by the larger of both words.
+        let is_impossible = fenced >= MAX_INCARNATIONS;
+        let is_wrong = match fenced.cmp(&incarnation) {
+            std::cmp::Ordering::Less => false,
+            std::cmp::Ordering::Equal => is_own,
+            std::cmp::Ordering::Greater => is_alive || is_impossible,
+        };
+        // Else it may be the node's word that is wrong. Where memory is not coherent nobody but the
+        // device knows who lives.
+        let is_known = (is_own || is_impossible) && self.lines.coherent() && self.host.may_manage();
+        let right = if is_alive { incarnation.saturating_sub(1) } else { incarnation };
+        Ok((is_wrong, (is_wrong && is_known).then_some(right)))
     }
 
     /// Whether all that came before this incarnation of this node is recovered.
@@ -497,7 +540,7 @@ impl Wait {
 mod tests {
     use super::*;
     use crate::layout::Geometry;
-    use crate::local;
+    use crate::local::{self, Processes};
     use crate::mem::CxlMem;
     use crate::pool::Pool;
 
@@ -505,17 +548,34 @@ mod tests {
     fn a_number_that_was_attached_too_often_is_refused_whatever_its_word_says() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pool");
-        local::create(&path, &Geometry::fitting(8 << 20)).unwrap();
+        let geometry = Geometry { nodes: 2, ..Geometry::fitting(8 << 20) };
+        local::create(&path, &geometry).unwrap();
         let memory = local::memory(&path).unwrap();
-        let at = Layout::open(&Lines::new(memory.clone())).unwrap().node(0);
+        let layout = Layout::open(&Lines::new(memory.clone())).unwrap();
+        let set = |at: u64, word: u64| memory.store(at, &word.to_le_bytes()).unwrap();
+        let is_refused = |said: &str| {
+            let host = Processes::claim(local::open_file(&path).unwrap(), 2, Some(0)).unwrap();
+            let opened = Pool::attach(memory.clone(), Arc::new(host), 0).map(|_| ());
+            assert!(matches!(opened, Err(PoolError::Node { node: 0, .. })), "{said}: {opened:?}");
+            // Another is to be had, until all are refused.
+            let pool = Pool::open(&path).unwrap();
+            assert_eq!(pool.node(), 1, "{said}");
+            pool.put("object", b"is kept").unwrap();
+            let why = Pool::open(&path).map(|_| ()).unwrap_err();
+            assert!(matches!(why, PoolError::Node { node: 0, .. }), "{said}: {why}");
+            pool.leave().unwrap();
+        };
         for incarnation in [u64::from(MAX_INCARNATIONS) - 1, u64::from(u32::MAX), u64::MAX >> 8] {
-            memory.store(at, &(incarnation << 8 | LEFT).to_le_bytes()).unwrap();
-            let opened = Pool::open(&path).map(|_| ());
-            assert!(matches!(opened, Err(PoolError::Node { node: 0, .. })), "{incarnation:#x}: {opened:?}");
+            set(layout.node(0), incarnation << 8 | LEFT);
+            is_refused(&format!("{incarnation:#x}"));
         }
-        memory.store(at, &[0; 8]).unwrap();
-        let fenced = Layout::open(&Lines::new(memory.clone())).unwrap().fenced(0);
-        memory.store(fenced, &u64::from(MAX_INCARNATIONS).to_le_bytes()).unwrap();
-        assert!(matches!(Pool::open(&path).map(|_| ()), Err(PoolError::Node { node: 0, .. })));
+        set(layout.node(0), 0);
+        set(layout.fenced(0), u64::from(MAX_INCARNATIONS));
+        is_refused("the recovered");
+        // A repair knows that nobody can have been recovered so often.
+        let pool = Pool::open(&path).unwrap();
+        assert!(pool.check(true).unwrap().repaired);
+        assert_eq!(Pool::open(&path).unwrap().node(), 0);
+        assert_eq!(pool.get("object").unwrap().unwrap(), b"is kept");
     }
 }

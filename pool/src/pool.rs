@@ -18,7 +18,7 @@ use crate::mem::{CxlMem, LINE, Lines};
 use crate::member::{Dead, Member, Wait, interval};
 use crate::mutex::{locked, try_locked};
 use crate::recovery::recover;
-use crate::table::{Entry, Pin, Pins, State, Tag, drain, evict, find, sweep, tags};
+use crate::table::{Entry, Pin, Pins, State, Tag, discard, drain, evict, find_to_read, seek, sweep, tags};
 
 /// Bytes that an object's name may have.
 pub(crate) const MAX_NAME: usize = 1024;
@@ -253,16 +253,25 @@ impl Pool {
         Ok(String::from_utf8(bytes).ok().filter(|name| Key::of_name(name) == entry.key))
     }
 
-    /// Removes an object or a block. Whether it was there.
+    /// Removes an object or a block, also one whose entry does not check. Whether it was there.
     ///
     /// # Errors
     /// [`PoolError::Fenced`].
     pub fn remove(&self, key: &Key) -> Result<bool, PoolError> {
         let mut removed = false;
-        while let Some((slot, tag)) = find(&self.member, key)? {
-            if evict(&self.member, &self.heap, slot, tag)? {
-                removed = true;
-                break;
+        loop {
+            let found = seek(&self.member, key)?;
+            // It would be there when the rest is gone.
+            if let Some((slot, _)) = found.damaged {
+                removed |= discard(&self.member, slot.group, |tag| tag.is_ready_of(key))?;
+            }
+            match found.whole {
+                Some((slot, tag)) if evict(&self.member, &self.heap, slot, tag)? => {
+                    removed = true;
+                    break;
+                }
+                None if found.damaged.is_none() => break,
+                _ => {}
             }
         }
         self.member.alive()?;
@@ -271,7 +280,7 @@ impl Pool {
 
     /// Pins what `key` has.
     pub(crate) fn pin(&self, key: &Key) -> Result<Option<Pin<'_>>, PoolError> {
-        while let Some((slot, tag)) = find(&self.member, key)? {
+        while let Some((slot, tag)) = find_to_read(&self.member, key)? {
             if let Some(pin) = self.pins.pin(&self.member, slot, tag)?
                 && pin.entry.key == *key
             {

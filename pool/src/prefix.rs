@@ -16,7 +16,7 @@ use crate::mem::{Crc, LINE};
 use crate::member::Wait;
 use crate::mutex::locked;
 use crate::pool::Pool;
-use crate::table::{Entry, Pin, State, Tag, evict, find, group, matching, reclaim, settle, tags};
+use crate::table::{Entry, Pin, State, Tag, discard, evict, find, group, matching, reclaim, settle, tags};
 
 /// Slots of a group that objects may have. One is left for what replaces one of them: the old is
 /// there until the new is.
@@ -223,11 +223,11 @@ impl Pool {
         }
     }
 
-    /// Whether an object of a group has this key. Its lock is held.
+    /// Whether an object of a group has this key, or had it and does not check. Its lock is held.
     fn has_object(&self, group: u32, seen: &[Tag; SLOTS as usize], key: &Key) -> Result<bool, PoolError> {
         for (slot, tag) in matching(seen, group, key, |state| state == State::Object) {
             self.member.lines.consume(self.member.layout.entry(slot), LINE)?;
-            if Entry::load(&self.member, slot, tag)?.is_some_and(|found| found.key == *key) {
+            if Entry::load(&self.member, slot, tag)?.is_none_or(|found| found.key == *key) {
                 return Ok(true);
             }
         }
@@ -260,6 +260,10 @@ impl Pool {
                 if evict(&self.member, &self.heap, slot, tag)? {
                     Counts::add(&self.counts.evictions, 1);
                 }
+                return Ok(());
+            }
+            // One that can be read would have been the oldest.
+            if seen.iter().any(|tag| tag.is_block()) && discard(&self.member, group, Tag::is_block)? {
                 return Ok(());
             }
             if !replaces || count(seen, State::Reserved) == 0 {
@@ -337,7 +341,7 @@ impl Pool {
     /// evicted.
     ///
     /// # Errors
-    /// [`PoolError::Damaged`], [`PoolError::Fenced`].
+    /// [`PoolError::Fenced`].
     pub fn prefix(&self, keys: &[Key]) -> Result<usize, PoolError> {
         let found = self.look_up(keys)?;
         self.count_lookups(found, keys.len());
@@ -348,8 +352,12 @@ impl Pool {
     pub(crate) fn look_up(&self, keys: &[Key]) -> Result<usize, PoolError> {
         let mut slots = Vec::with_capacity(keys.len());
         for key in keys {
-            let Some((slot, _)) = find(&self.member, key)? else { break };
-            slots.push(slot);
+            match find(&self.member, key) {
+                Ok(Some((slot, _))) => slots.push(slot),
+                // What cannot be read ends it as what is not there.
+                Ok(None) | Err(PoolError::Damaged { .. }) => break,
+                Err(why) => return Err(why),
+            }
         }
         let found = slots.len();
         slots.reverse();
@@ -579,13 +587,17 @@ impl Reservation<'_> {
     fn older(&self) -> Result<Option<(Slot, Tag)>, PoolError> {
         let member = &self.pool.member;
         let seen = tags(member, self.slot.group)?;
+        let mut damaged = None;
         for (slot, tag) in matching(&seen, self.slot.group, &self.entry.key, State::is_ready) {
             member.lines.consume(member.layout.entry(slot), LINE)?;
-            if Entry::load(member, slot, tag)?.is_some_and(|entry| entry.key == self.entry.key) {
-                return Ok(Some((slot, tag)));
+            match Entry::load(member, slot, tag)? {
+                Some(entry) if entry.key == self.entry.key => return Ok(Some((slot, tag))),
+                Some(_) => {}
+                // It would be found once this one is deleted.
+                None => damaged = Some((slot, tag)),
             }
         }
-        Ok(None)
+        Ok(damaged)
     }
 
     /// Gives it back, and says if that cannot be done.

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::PoolError;
-use crate::heap::{Heap, Owner, is_taken};
+use crate::heap::{Extents, Heap, Owner, is_taken, mark};
 use crate::layout::{ALLOC, Slot};
 use crate::mem::LINE;
 use crate::member::Member;
@@ -28,7 +28,7 @@ pub(crate) fn adopt_all(
 ) -> Result<(), PoolError> {
     // Nobody takes places in them any more, so this stays as it is.
     let chunks = chunks_of(member, is_dead)?;
-    let mut used: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
+    let mut used = Used::default();
     for stripe in 0..member.layout.geometry.stripes {
         let held = member.acquire(1 + stripe)?;
         for group in (stripe..member.layout.geometry.groups).step_by(member.layout.geometry.stripes as usize)
@@ -40,22 +40,22 @@ pub(crate) fn adopt_all(
                 }
                 let slot = Slot { group, index: index as u32 };
                 member.lines.consume(member.layout.entry(slot), LINE)?;
-                let mut left = None;
-                if let Some(entry) = Entry::load(member, slot, tag)? {
-                    left = match tag.state() {
-                        Some(State::Reserved) if is_dead(entry.writer, entry.incarnation) => {
-                            // A server's heap may hold it: then that takes it back.
-                            let owned = is_of(member, &entry, &chunks);
-                            (!owned).then(|| tag.with(State::Evicting))
-                        }
-                        Some(State::Evicting) if is_free(member, slot, &entry, &chunks)? => None,
-                        _ => Some(tag),
-                    };
-                    if left.is_some() {
-                        note(member, &entry, &chunks, &mut used);
+                let entry = Entry::load(member, slot, tag)?;
+                let left = match (tag.state(), &entry) {
+                    (Some(State::Reserved), Some(entry)) if is_dead(entry.writer, entry.incarnation) => {
+                        // A server's heap may hold it: then that takes it back.
+                        let owned = is_of(member, entry, &chunks);
+                        (!owned).then(|| tag.with(State::Evicting))
                     }
+                    (Some(State::Evicting), Some(entry)) if is_free(member, slot, entry, &chunks)? => None,
+                    // Whoever filled it died at its entry. By what cannot be read nothing is found.
+                    (Some(State::Reserved | State::Evicting), None) => None,
+                    // What was ready and cannot be read is for `check` to tell.
+                    _ => Some(tag),
+                };
+                if let (Some(_), Some(entry)) = (left, &entry) {
+                    used.note(member, entry, &chunks);
                 }
-                // By what cannot be read nothing can be found.
                 if left != Some(tag) {
                     member.lines.post(member.layout.tag(slot), left.map_or(0, |tag| tag.0))?;
                 }
@@ -65,16 +65,68 @@ pub(crate) fn adopt_all(
     }
     let held = member.acquire(ALLOC)?;
     let now = chunks_of(member, is_dead)?;
-    for (chunk, owner) in now {
+    for (chunk, owner) in &now {
         // Another may have adopted it meanwhile, and a run goes by its first chunk.
-        if !chunks.contains_key(&chunk) || owner.run == 0 && is_inner(member, chunk)? {
-            continue;
+        let is_behind = used.behind.contains(chunk) || owner.run == 0 && is_inner(member, *chunk)?;
+        match used.begins.get(chunk) {
+            _ if !chunks.contains_key(chunk) => {}
+            Some(extents) => {
+                // Of what does not fit nobody can say what is free: it stays until it is dropped.
+                let fitted = owner.fitted(&member.layout, *chunk, extents);
+                if let Some(owner) = fitted.filter(|owner| used.has_run(*chunk, owner, &now)) {
+                    heap.adopt(member, *chunk, owner, extents)?;
+                }
+            }
+            None if is_behind => {}
+            None => give_back(member, *chunk, owner, &used)?,
         }
-        let none = BTreeSet::new();
-        let places = if owner.is_sound(&member.layout, chunk) { used.get(&chunk) } else { None };
-        heap.adopt(member, chunk, owner, places.unwrap_or(&none))?;
     }
     held.release()
+}
+
+/// What the table points to.
+#[derive(Default)]
+struct Used {
+    /// In chunks that are to be adopted.
+    begins: BTreeMap<u32, Extents>,
+    /// Chunks into which something reaches that begins in one before.
+    behind: BTreeSet<u32>,
+}
+
+impl Used {
+    fn note(&mut self, member: &Member, entry: &Entry, chunks: &BTreeMap<u32, Owner>) {
+        for (at, length) in entry.extents() {
+            let Some(chunk) = member.layout.chunk_of(at) else { continue };
+            if let Some(last) = member.layout.chunk_of(at + (length - 1)) {
+                self.behind.extend(chunk + 1..=last);
+            }
+            if chunks.contains_key(&chunk) {
+                let longest = self.begins.entry(chunk).or_default().entry(at).or_default();
+                *longest = length.max(*longest);
+            }
+        }
+    }
+
+    /// Whether the chunks behind the first of a run are there to be adopted with it. Of words that
+    /// were not damaged that is known.
+    fn has_run(&self, chunk: u32, owner: &Owner, now: &BTreeMap<u32, Owner>) -> bool {
+        let is_as_said = now.get(&chunk) == Some(owner);
+        let is_free = |inner: u32| now.contains_key(&inner) && !self.begins.contains_key(&inner);
+        is_as_said || (chunk + 1..chunk + owner.run).all(is_free)
+    }
+}
+
+/// Gives a dead node's chunk back, to which nothing points, and those of its run. Lock 0 is held.
+fn give_back(member: &Member, chunk: u32, owner: &Owner, used: &Used) -> Result<(), PoolError> {
+    // Whoever died while it took a run, or gave it back, had not all of it, and others may have
+    // taken the rest since. What is another's begins with a run of its own.
+    let end = if owner.is_sound(&member.layout, chunk) { chunk + owner.run } else { chunk + 1 };
+    let is_used = |inner| used.behind.contains(&inner) || used.begins.contains_key(&inner);
+    let mut own = 1;
+    while chunk + own < end && !is_used(chunk + own) && Owner::load(member, chunk + own)?.run == 0 {
+        own += 1;
+    }
+    mark(member, chunk, own, false)
 }
 
 /// Whether an evicted slot's places are all in `chunks`, and nobody has it pinned.
@@ -90,23 +142,6 @@ fn is_free(
 /// Whether an entry's places are all in `chunks`.
 fn is_of(member: &Member, entry: &Entry, chunks: &BTreeMap<u32, Owner>) -> bool {
     entry.places().all(|at| member.layout.chunk_of(at).is_some_and(|chunk| chunks.contains_key(&chunk)))
-}
-
-/// Notes what an entry uses of `chunks`.
-fn note(
-    member: &Member,
-    entry: &Entry,
-    chunks: &BTreeMap<u32, Owner>,
-    used: &mut BTreeMap<u32, BTreeSet<u32>>,
-) {
-    for at in entry.places() {
-        if let Some(chunk) = member.layout.chunk_of(at)
-            && let Some(owner) = chunks.get(&chunk)
-            && let Some(place) = owner.place(&member.layout, chunk, at)
-        {
-            used.entry(chunk).or_default().insert(place);
-        }
-    }
 }
 
 /// Whether a chunk lies behind the first of a run that is in use.

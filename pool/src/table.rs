@@ -82,6 +82,15 @@ impl Tag {
     fn short(self) -> u64 {
         self.0 >> 16
     }
+
+    /// Whether it is ready, and a key's as far as a tag tells.
+    pub(crate) fn is_ready_of(self, key: &Key) -> bool {
+        self.is_ready() && self.short() == key.short()
+    }
+
+    pub(crate) fn is_block(self) -> bool {
+        self.state().is_some_and(State::is_block)
+    }
 }
 
 /// What a slot holds. One line.
@@ -143,10 +152,16 @@ impl Entry {
         holds(self.at, self.length) && holds(self.name_at, u64::from(self.name_length))
     }
 
+    /// Where it has places, and how many bytes lie in each.
+    pub(crate) fn extents(&self) -> impl Iterator<Item = (u64, u64)> {
+        let data = (self.at, self.length);
+        let name = (self.name_at, u64::from(self.name_length));
+        [data, name].into_iter().filter(|(_, length)| *length > 0)
+    }
+
     /// Where it has places.
     pub(crate) fn places(&self) -> impl Iterator<Item = u64> {
-        let data = (self.length > 0).then_some(self.at);
-        data.into_iter().chain((self.name_length > 0).then_some(self.name_at))
+        self.extents().map(|(at, _)| at)
     }
 
     pub(crate) fn store(&self, member: &Member, slot: Slot) -> Result<u64, PoolError> {
@@ -198,32 +213,98 @@ pub(crate) fn matching(
     })
 }
 
-/// The slot in which `key` is ready.
-pub(crate) fn find(member: &Member, key: &Key) -> Result<Option<(Slot, Tag)>, PoolError> {
+/// What a key has in the table.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// The slot in which it is ready.
+    pub(crate) whole: Option<(Slot, Tag)>,
+    /// A slot whose tag is the key's, and whose entry does not check.
+    pub(crate) damaged: Option<(Slot, Tag)>,
+}
+
+/// Looks for what `key` has.
+pub(crate) fn seek(member: &Member, key: &Key) -> Result<Found, PoolError> {
     let group = group(member, key);
     let mut wait = Wait::default();
     loop {
         member.lines.consume(member.layout.tags(group), LINE)?;
         let seen = tags(member, group)?;
-        let mut bad = None;
+        let mut found = Found::default();
         for (slot, tag) in matching(&seen, group, key, State::is_ready) {
             member.lines.consume(member.layout.entry(slot), LINE)?;
             match Entry::load(member, slot, tag)? {
-                Some(entry) if entry.key == *key => return Ok(Some((slot, tag))),
+                Some(entry) if entry.key == *key => found.whole = found.whole.or(Some((slot, tag))),
                 Some(_) => {}
-                None => bad = Some(slot),
+                None => found.damaged = Some((slot, tag)),
             }
+        }
+        if found.whole.is_some() {
+            return Ok(found);
         }
         // Words that are the same twice were all there at one moment between.
         if tags(member, group)? == seen {
-            let Some(slot) = bad else { return Ok(None) };
+            if found.damaged.is_none() {
+                return Ok(found);
+            }
             member.lines.consume(member.layout.tags(group), LINE)?;
             if tags(member, group)? == seen {
-                return Err(PoolError::Damaged { what: "an entry", at: member.layout.entry(slot) });
+                return Ok(found);
             }
         }
         member.wait(&mut wait, "a group that does not change")?;
     }
+}
+
+/// The slot in which `key` is ready. A block whose entry does not check is dropped, and is not
+/// there.
+pub(crate) fn find(member: &Member, key: &Key) -> Result<Option<(Slot, Tag)>, PoolError> {
+    loop {
+        let found = seek(member, key)?;
+        let (None, Some((slot, tag))) = (found.whole, found.damaged) else { return Ok(found.whole) };
+        if !tag.is_block() {
+            return Err(PoolError::Damaged { what: "an entry", at: member.layout.entry(slot) });
+        }
+        discard_blocks(member, key, slot)?;
+    }
+}
+
+/// [`find`] for who reads, who is told of a block that is dropped.
+pub(crate) fn find_to_read(member: &Member, key: &Key) -> Result<Option<(Slot, Tag)>, PoolError> {
+    let found = seek(member, key)?;
+    let (None, Some((slot, tag))) = (found.whole, found.damaged) else { return Ok(found.whole) };
+    if tag.is_block() {
+        discard_blocks(member, key, slot)?;
+    }
+    Err(PoolError::Damaged { what: "an entry", at: member.layout.entry(slot) })
+}
+
+/// Drops the blocks of a key whose entries do not check: as long as they are there nobody stores
+/// it anew. Objects stay for `check`.
+fn discard_blocks(member: &Member, key: &Key, slot: Slot) -> Result<(), PoolError> {
+    discard(member, slot.group, |tag| tag.is_block() && tag.is_ready_of(key)).map(|_| ())
+}
+
+/// Empties slots of a group whose entries do not check, of those that `is_wanted`. Whether there
+/// were any. Where their places are nobody can say: these are free once their chunk's owner has
+/// gone, or checks.
+pub(crate) fn discard(
+    member: &Member,
+    group: u32,
+    is_wanted: impl Fn(Tag) -> bool,
+) -> Result<bool, PoolError> {
+    let held = member.acquire(member.layout.lock_of(group))?;
+    member.lines.consume(member.layout.tags(group), LINE)?;
+    let mut any = false;
+    for (index, tag) in tags(member, group)?.into_iter().enumerate().filter(|(_, tag)| is_wanted(*tag)) {
+        let slot = Slot { group, index: index as u32 };
+        member.lines.consume(member.layout.entry(slot), LINE)?;
+        if Entry::load(member, slot, tag)?.is_none() {
+            member.lines.post(member.layout.tag(slot), 0)?;
+            any = true;
+        }
+    }
+    held.release()?;
+    Ok(any)
 }
 
 /// A node's pins.

@@ -206,12 +206,18 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
             } else {
                 print_line!("{} objects and blocks of {} bytes hold", report.ready, report.bytes)?;
                 for problem in &report.problems {
-                    let mended = if repair { ": mended" } else { "" };
+                    let mended = if problem.mended { ": mended" } else { "" };
                     print_line!("{} at {}{mended}", problem.what, problem.at)?;
                 }
             }
-            if !report.problems.is_empty() && !repair {
-                bail!("{} problems: lamina pool check --repair", report.problems.len());
+            let left = report.problems.iter().filter(|problem| !problem.mended).count();
+            if left > 0 && repair {
+                bail!(
+                    "{left} problems could not be mended while other processes use the pool, if any do: end \
+                     these, and repair it again"
+                );
+            } else if left > 0 {
+                bail!("{left} problems: lamina pool check --repair");
             }
         }
     }

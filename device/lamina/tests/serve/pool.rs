@@ -142,6 +142,60 @@ fn objects_are_kept_in_a_file_and_damage_is_found() {
     });
 }
 
+/// Where the words lie in a pool's file of which `is_wanted` wants two side by side.
+fn words(pool: &str, is_wanted: impl Fn(u64, u64) -> bool) -> u64 {
+    let bytes = fs::read(pool).unwrap();
+    let (words, _) = bytes.as_chunks::<8>();
+    let found =
+        words.windows(2).position(|two| is_wanted(u64::from_le_bytes(two[0]), u64::from_le_bytes(two[1])));
+    8 * found.expect("they lie there") as u64
+}
+
+#[test]
+fn a_check_tells_what_a_recovery_cannot_read_and_what_a_repair_left() {
+    within(120, || {
+        let place = Place::new();
+        let pool = place.text("pool");
+        done(&["create", &pool, "--size", "16M"]);
+        let from = place.text("from");
+        fs::write(&from, noise(5, 12_000)).unwrap();
+        for name in ["lost", "kept"] {
+            done(&["put", &pool, name, &from]);
+        }
+        let file = OpenOptions::new().read(true).write(true).open(&pool).unwrap();
+        let at = told(&["ls", &pool, "--json"])[1]["at"].as_u64().unwrap();
+        // Its entry, which whoever comes next finds damaged.
+        file.write_all_at(&[0xee; 8], words(&pool, |begin, bytes| (begin, bytes) == (at, 12_000))).unwrap();
+        for _ in 0..2 {
+            assert!(refused(&["get", &pool, "lost"]).contains("the pool is damaged: an entry"));
+            let checked = asked(&["check", &pool]);
+            let said = String::from_utf8(checked.stdout).unwrap();
+            assert!(!checked.status.success() && said.contains("an entry that does not check at"), "{said}");
+        }
+        let mended = String::from_utf8(done(&["check", &pool, "--repair"])).unwrap();
+        assert!(
+            mended.contains("an entry that does not check at") && mended.contains(": mended"),
+            "{mended}"
+        );
+        assert!(refused(&["get", &pool, "lost"]).contains("no object \"lost\""));
+        // A chunk whose words say that nobody has it, beside one who may.
+        let other = Arc::new(Pool::open(Path::new(&pool)).unwrap());
+        let service = Service::start(Arc::clone(&other));
+        let at = words(&pool, |whose, size| size == 12_288 && whose & 0xff_ffff == 1);
+        file.write_all_at(&[9], at + 7).unwrap();
+        let left = asked(&["check", &pool, "--repair"]);
+        let (said, why) = (String::from_utf8(left.stdout).unwrap(), String::from_utf8(left.stderr).unwrap());
+        assert!(!left.status.success() && why.contains("could not be mended"), "{why}");
+        assert!(said.contains("a chunk of nobody at") && !said.contains("mended"), "{said}");
+        service.stop().unwrap();
+        Arc::into_inner(other).unwrap().leave().unwrap();
+        let mended = told(&["check", &pool, "--repair", "--json"]);
+        assert_eq!((&mended["repaired"], &mended["problems"][0]["mended"]), (&json!(true), &json!(true)));
+        done(&["check", &pool]);
+        assert!(done(&["get", &pool, "kept"]) == noise(5, 12_000));
+    });
+}
+
 #[test]
 fn a_pool_lies_in_the_base_window_of_a_mount() {
     within(120, || {
