@@ -394,8 +394,15 @@ impl Pool {
         or_open: bool,
         force: bool,
     ) -> PyResult<Self> {
-        let mut refused = None;
-        let refusal = &mut refused;
+        let (mut refused, mut raised) = (None, None);
+        let (refusal, raising) = (&mut refused, &mut raised);
+        // What a handler of Python's raises ends the wait.
+        let signalled = || {
+            Python::attach(|py| py.check_signals()).map_err(|why| {
+                *raising = Some(why);
+                std::io::ErrorKind::Interrupted.into()
+            })
+        };
         let declare = |data: std::ops::Range<u64>| {
             let Some(declare) = declare else { return Ok(()) };
             Python::attach(|py| declare.call1(py, (data.start, data.end))).map(|_| ()).map_err(|why| {
@@ -421,7 +428,7 @@ impl Pool {
                 if !holds_something()? {
                     check_length()?;
                 }
-                return local::open_or_create(&path, &geometry, declare).map(|(pool, _)| pool);
+                return local::open_or_create_while(&path, &geometry, declare, signalled).map(|(pool, _)| pool);
             }
             local::check_holds_no_other(&path)?;
             if !force && holds_something()? {
@@ -434,7 +441,7 @@ impl Pool {
         });
         match made {
             Ok(pool) => Ok(Self { attached: Arc::new(Attached::new(pool)) }),
-            Err(why) => Err(refused.unwrap_or_else(|| Refused::from(why).into())),
+            Err(why) => Err(raised.or(refused).unwrap_or_else(|| Refused::from(why).into())),
         }
     }
 

@@ -598,6 +598,47 @@ def test_damage_is_found_told_and_mended(pool, path):
     holds(pool)
 
 
+def test_a_signal_does_not_end_the_wait_for_a_pool_that_another_makes(tmp_path):
+    script = """
+import fcntl, os, signal, struct, sys, lamina.pool
+
+class Enough(Exception):
+    pass
+
+def hold(path):
+    # The byte of who makes the pool.
+    held = os.open(path, os.O_RDWR | os.O_CREAT)
+    lock = struct.pack("hh4xqqi4x", fcntl.F_WRLCK, os.SEEK_SET, (1 << 62) - 1, 1, 0)
+    fcntl.fcntl(held, fcntl.F_OFD_SETLK, lock)
+    return held
+
+def handler(*_):
+    global signals
+    signals += 1
+    if signals == 3:
+        os.close(held)
+    if signals == 6:
+        raise Enough
+
+signals, held = 0, hold(sys.argv[1])
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+with lamina.pool.open(sys.argv[1], create=True, size="8M") as pool:
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    pool.put("a", b"a")
+assert signals >= 3
+signals, held = 3, hold(sys.argv[2])
+signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+try:
+    lamina.pool.open(sys.argv[2], create=True, size="8M")
+except Enough:
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    print("enough")
+"""
+    done = run(script, tmp_path / "one", tmp_path / "other")
+    assert (done.returncode, done.stdout) == (0, "enough\n"), done.stderr
+
+
 def test_threads_share_a_node_also_while_it_is_checked(pool):
     def work(number):
         for round in range(60):
