@@ -263,6 +263,7 @@ fn an_object_whose_entry_is_damaged_is_replaced_or_removed_and_else_told() {
     assert!(is_damaged() && is_damaged());
     pool.put("object", b"two").unwrap();
     assert_eq!(pool.get("object").unwrap().unwrap(), b"two");
+    assert!(!whats(&pool.check(false).unwrap()).contains(&"an entry that does not check"));
     // Nothing of the old comes back.
     assert!(pool.delete("object").unwrap() && !pool.delete("object").unwrap());
     assert_eq!(pool.get("object").unwrap(), None);
@@ -304,6 +305,19 @@ fn a_group_of_blocks_that_cannot_be_read_has_slots_for_others() {
     assert_eq!(pool.read(&key(100)).unwrap().unwrap(), b"another");
     assert!(pool.check(true).unwrap().repaired);
     assert_eq!(pool.check(false).unwrap().problems, []);
+}
+
+#[test]
+fn an_object_whose_entry_is_damaged_is_replaced_where_objects_have_all_slots() {
+    let place = Place::of(&Geometry { nodes: 2, stripes: 1, groups: 1, chunks: 8, chunk_bytes: 4096 });
+    let pool = place.open();
+    for number in 0..7 {
+        pool.put(&number.to_string(), b"object").unwrap();
+    }
+    place.damage_entry(&pool, &Key::of_name("3"));
+    assert!(matches!(pool.put("7", b"one too many"), Err(PoolError::NoSlot)));
+    pool.put("3", b"replaced").unwrap();
+    assert_eq!(pool.get("3").unwrap().unwrap(), b"replaced");
 }
 
 #[test]
