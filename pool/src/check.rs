@@ -413,6 +413,7 @@ impl Pool {
         for at in found.dropped.iter().filter(|at| used.contains(at)) {
             self.heap.give(&self.member, *at)?;
         }
+        let used = self.heap.used(&self.member.layout);
         let pointed: BTreeSet<u64> = found.places.keys().copied().filter(own).collect();
         for at in used.difference(&pointed) {
             // What was adopted since the table was looked at is right.
