@@ -152,6 +152,8 @@ impl Pool {
                 continue;
             }
             member.lines.consume(member.layout.entry(slot), LINE)?;
+            // Its writer may fill it now, and be said to be recovered by a word that was damaged.
+            let mut is_filled = false;
             let wrong = match (tag.state(), Entry::load(member, slot, tag)?) {
                 (None, _) => Some("a tag of no known state"),
                 (_, None) => Some("an entry that does not check"),
@@ -161,6 +163,7 @@ impl Pool {
                 (Some(State::Reserved), Some(entry))
                     if self.member.is_nobody(entry.writer, entry.incarnation)? =>
                 {
+                    is_filled = entry.writer != member.node && member.may_live(entry.writer)?;
                     Some("a reservation of nobody")
                 }
                 (Some(state), Some(entry)) if state.is_ready() && !keys.insert(entry.key) => {
@@ -180,7 +183,7 @@ impl Pool {
             };
             if let Some(wrong) = wrong {
                 found.say(wrong, at);
-                if repair {
+                if repair && !is_filled {
                     member.lines.post(at, 0)?;
                 }
             }

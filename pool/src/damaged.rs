@@ -2,6 +2,7 @@
 //! mended.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tempfile::TempDir;
 
@@ -9,12 +10,13 @@ use crate::check::Report;
 use crate::error::PoolError;
 use crate::heap::is_taken;
 use crate::key::{Chain, Key};
-use crate::layout::{Geometry, Layout, Slot};
-use crate::local;
+use crate::layout::{Geometry, Layout, SLOTS, Slot};
+use crate::local::{self, Processes};
 use crate::mem::{CxlMem, LINE, Lines, Mapped};
 use crate::pool::Pool;
 use crate::service::Service;
-use crate::table::{Entry, State, find};
+use crate::service::tests::{Hasty, until};
+use crate::table::{Entry, State, Tag, find};
 
 /// Bytes of a chunk of [`Place`]'s pool.
 const CHUNK: usize = 256 << 10;
@@ -61,6 +63,15 @@ impl Place {
         self.set(at, self.word(at) ^ 0xee);
         slot
     }
+}
+
+/// The slots of a group, and their tags.
+fn slots(place: &Place, group: u32) -> impl Iterator<Item = (Slot, Tag)> {
+    let of = move |index| {
+        let slot = Slot { group, index };
+        (slot, Tag(place.word(place.layout.tag(slot))))
+    };
+    (0..SLOTS as u32).map(of)
 }
 
 fn content(number: usize, length: usize) -> Vec<u8> {
@@ -347,10 +358,12 @@ fn a_repair_mends_beside_who_uses_the_pool_or_says_what_it_does_not() {
         (fenced, &|_| u64::MAX, true),
         // It may be the node's word that is wrong.
         (fenced, &|word| word + 7, false),
+        // It may be dead, as its word says, and its number claimed again.
+        (fenced, &|word| word + 1, false),
         // Whoever lives may have it.
         (of("small 0"), &nobody, false),
         (of("run"), &late, false),
-    ] as [Case<'_>; 9]);
+    ] as [Case<'_>; 10]);
     for (number, (at, damage, is_mended)) in cases.into_iter().enumerate() {
         let what = format!("case {number}");
         let before = place.word(at);
@@ -402,9 +415,10 @@ fn a_node_of_which_too_much_was_said_is_recovered_once_that_is_mended() {
     place.set(place.layout.fenced(node.node()), u64::MAX);
     drop(first);
     // Who manages from now on has read it.
-    while manager.stats().unwrap().manager != Some(manager.node()) {
+    until("nobody manages", || {
         manager.serve().unwrap();
-    }
+        manager.stats().unwrap().manager == Some(manager.node())
+    });
     assert!(manager.check(true).unwrap().repaired);
     node.put("object", &content(1, 50)).unwrap();
     node.leave().unwrap();
@@ -414,4 +428,109 @@ fn a_node_of_which_too_much_was_said_is_recovered_once_that_is_mended() {
     assert_eq!(other.get("object").unwrap(), Some(content(1, 50)));
     service.stop().unwrap();
     assert_eq!(other.check(false).unwrap().problems, []);
+}
+
+#[test]
+fn what_a_living_node_fills_stays_though_it_is_said_to_be_recovered() {
+    let place = Place::new();
+    let (server, checker) = (place.open(), place.open());
+    put_all(&server);
+    let (slot, tag) = find(&server.member, &Key::of_name("small 3")).unwrap().unwrap();
+    let (at, fenced) = (place.layout.tag(slot), place.layout.fenced(server.node()));
+    place.set(at, tag.with(State::Reserved).0);
+    let before = place.word(fenced);
+    place.set(fenced, before + 1);
+    let left = checker.check(true).unwrap();
+    assert!(!left.repaired && whats(&left).contains(&"a reservation of nobody"), "{left:?}");
+    place.set(at, tag.0);
+    for number in 0..40 {
+        checker.put(&format!("one {number}"), &content(number, 50)).unwrap();
+        server.put(&format!("other {number}"), &content(number + 1, 50)).unwrap();
+    }
+    place.set(fenced, before);
+    all_are_there(&server, "filled");
+    for pool in [&server, &checker] {
+        assert_eq!(pool.check(false).unwrap().problems, []);
+    }
+}
+
+#[test]
+fn a_node_of_which_too_much_was_said_when_it_died_is_recovered_by_a_manager() {
+    let place = Place::new();
+    let (first, node) = (place.open(), place.open());
+    let _other = place.open();
+    put_all(&node);
+    let (at, number) = (place.layout.fenced(node.node()), chunk(&place, &node, "small 0"));
+    drop((first, node));
+    place.set(at, u64::MAX);
+    // It has read that, and another is attached: what is nobody's stays.
+    let manager = place.open();
+    assert!(manager.member.leads());
+    let mended = manager.check(true).unwrap();
+    assert!(mended.repaired, "{mended:?}");
+    let recovered = || {
+        manager.serve().unwrap();
+        place.word(at) == 1
+    };
+    until("nobody is recovered", recovered);
+    assert!(manager.heap.owns(&place.layout, place.layout.chunk_at(number)));
+    all_are_there(&manager, "recovered");
+    assert_eq!(manager.check(false).unwrap().problems, []);
+    // Nor is it waited for once more where it was recovered before.
+    place.set(at, u64::MAX);
+    assert!(manager.check(true).unwrap().repaired);
+    until("nobody is recovered again", recovered);
+    assert_eq!(place.open().node(), 1);
+}
+
+#[test]
+fn who_comes_upon_a_damaged_block_that_another_stored_anew_meanwhile_reads_it() {
+    let place = Place::new();
+    let (pool, other) = (place.open(), place.open());
+    assert!(pool.store(key(1), &[b"block"]).unwrap());
+    let (slot, _) = find(&pool.member, &key(1)).unwrap().unwrap();
+    let held = other.member.acquire(place.layout.lock_of(slot.group)).unwrap();
+    place.damage_entry(&pool, &key(1));
+    let waits = || pool.member.waits.load(Ordering::Relaxed);
+    let before = waits();
+    std::thread::scope(|scope| {
+        let read = scope.spawn(|| pool.read(&key(1)));
+        until("nobody waits", || waits() > before);
+        let at = place.layout.entry(slot) + 16;
+        place.set(at, place.word(at) ^ 0xee);
+        held.release().unwrap();
+        assert_eq!(read.join().unwrap().unwrap().unwrap(), b"block");
+    });
+}
+
+#[test]
+fn there_is_no_space_where_who_would_give_it_back_is_stopped_or_nobody() {
+    let place = Place::of(&Geometry { nodes: 2, stripes: 1, groups: 8, chunks: 4, chunk_bytes: 4096 });
+    let stopped = place.open();
+    for number in 0..4 {
+        assert!(stopped.store(key(number), &[&content(1, 4096)]).unwrap());
+    }
+    let path = place.folder.path().join("pool");
+    let host = Processes::claim(local::open_file(&path).unwrap(), 2, None).unwrap();
+    let waited = Arc::new(AtomicU64::new(0));
+    let host = Hasty(host, Arc::clone(&waited));
+    let pool = Pool::attach(place.memory.clone(), Arc::new(host), 1).unwrap();
+    let is_full = || {
+        let stored = pool.put("object", b"bytes");
+        assert!(matches!(stored, Err(PoolError::Full { .. })), "{stored:?}");
+    };
+    is_full();
+    // One that is nobody's is not waited for at all.
+    for number in 0..4 {
+        let at = place.layout.chunk(number);
+        place.set(at, place.word(at) | 0x7f_ffff << 32);
+    }
+    for group in 0..8 {
+        for (slot, tag) in slots(&place, group).filter(|(_, tag)| tag.is_block()) {
+            place.set(place.layout.tag(slot), tag.with(State::Evicting).0);
+        }
+    }
+    let before = waited.load(Ordering::Relaxed);
+    is_full();
+    assert_eq!(waited.load(Ordering::Relaxed), before);
 }

@@ -470,24 +470,37 @@ fn open_or_make(
 }
 
 impl Pool {
-    /// Attaches to the pool in a file as the first node that is free, and whose words are not
-    /// damaged so that nobody can be it.
+    /// Attaches to the pool in a file as the first node that is free, whose words are not damaged so
+    /// that nobody can be it, and whose last life somebody recovers.
     ///
     /// # Errors
-    /// [`PoolError::File`], [`PoolError::NoPool`], [`PoolError::Nodes`], [`PoolError::Node`].
+    /// [`PoolError::File`], [`PoolError::NoPool`], [`PoolError::Nodes`], [`PoolError::Node`],
+    /// [`PoolError::Timeout`].
     pub fn open(path: &Path) -> Result<Self, PoolError> {
+        Self::open_on(path, |host| Arc::new(host))
+    }
+
+    /// [`Self::open`] on the machine that `on` makes of these processes.
+    fn open_on(path: &Path, on: impl Fn(Processes) -> Arc<dyn Host>) -> Result<Self, PoolError> {
         let memory = memory(path)?;
         let nodes = Self::geometry(memory.clone())?.nodes;
         let (mut next, mut refused) = (0, None);
         while let Some(host) = Processes::claim_of(open_file(path)?, next..nodes)? {
             let node = host.node();
-            match Self::attach(memory.clone(), Arc::new(host), node) {
-                Err(why @ PoolError::Node { .. }) => refused = Some(why),
+            match Self::attach(memory.clone(), on(host), node) {
+                Err(why @ (PoolError::Node { .. } | PoolError::Timeout(_))) => refused = Some(why),
                 attached => return attached,
             }
             next = node + 1;
         }
-        Err(refused.unwrap_or(PoolError::Nodes { nodes }))
+        Err(match refused {
+            Some(PoolError::Node { node, why }) => {
+                let why = format!("{why}; no other of the pool's {nodes} numbers is to be had");
+                PoolError::Node { node, why }
+            }
+            Some(why) => why,
+            None => PoolError::Nodes { nodes },
+        })
     }
 }
 
@@ -500,6 +513,8 @@ mod tests {
     use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
     use super::*;
+    use crate::member::CANDIDATE;
+    use crate::service::tests::Hasty;
 
     extern "C" fn interrupt(_: libc::c_int) {}
 
@@ -544,6 +559,25 @@ mod tests {
             matches!(&ended, Err(PoolError::File { cause, .. }) if cause.to_string() == "enough"),
             "{ended:?}"
         );
+    }
+
+    #[test]
+    fn a_number_whose_last_life_nobody_recovers_is_passed_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pool");
+        create(&path, &Geometry { nodes: 4, ..Geometry::fitting(8 << 20) }).unwrap();
+        let (manager, stopped) = (Pool::open(&path).unwrap(), Pool::open(&path).unwrap());
+        stopped.put("object", b"is there").unwrap();
+        let stands = stopped.member.layout.node(stopped.node()) + CANDIDATE;
+        stopped.member.lines.post(stands, 1).unwrap();
+        drop(manager);
+        let hasty = |host| Arc::new(Hasty(host, Arc::default())) as Arc<dyn Host>;
+        let pool = Pool::open_on(&path, hasty).unwrap();
+        assert_eq!((pool.node(), pool.member.leads()), (2, false));
+        assert_eq!(pool.get("object").unwrap().unwrap(), b"is there");
+        let _fourth = Pool::open_on(&path, hasty).unwrap();
+        let refused = Pool::open_on(&path, hasty).map(|_| ());
+        assert!(matches!(refused, Err(PoolError::Timeout(_))), "{refused:?}");
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::mutex::{locked, try_locked};
 
 /// A node's line: whether it is there; it counts; it stands for election; its clock of touches.
 const COUNT: u64 = 8;
-const CANDIDATE: u64 = 16;
+pub(crate) const CANDIDATE: u64 = 16;
 const CLOCK: u64 = 24;
 
 const JOINED: u64 = 1;
@@ -348,12 +348,14 @@ impl Member {
     fn bury(&self, watch: &mut Watch, node: u32) -> Result<(), PoolError> {
         let life = self.look(watch, node)?.0;
         let mut void = self.void(node);
-        if let Life::Alive(incarnation) | Life::Left(incarnation) | Life::Silent(incarnation) = life
-            && void > incarnation
-        {
-            // It was read from a word that was damaged, which `check` may have mended since.
-            void = self.fenced(node)?;
-            self.void[node as usize].store(void, Ordering::Release);
+        if self.lines.coherent() && void > 0 && !locked(&self.dead).iter().any(|dead| dead.node == node) {
+            // It was read from a word that was damaged, or `check` has mended one since to less than
+            // was recovered: who comes next as this node would wait for that. So it is done again.
+            let fenced = self.fenced(node)?;
+            if fenced < void {
+                void = fenced;
+                self.void[node as usize].store(void, Ordering::Release);
+            }
         }
         let (last, has_died) = match life {
             Life::Absent => (0, false),
@@ -420,16 +422,28 @@ impl Member {
         Ok(false)
     }
 
-    /// Whether no other node is attached, as far as their words tell.
+    /// Whether no other node may live.
     pub(crate) fn is_alone(&self) -> Result<bool, PoolError> {
         for node in (0..self.layout.geometry.nodes).filter(|node| *node != self.node) {
-            let fenced = self.fenced(node)?;
-            let (incarnation, joined) = self.incarnation(node)?;
-            if joined && fenced != incarnation && !self.host.is_gone(node, incarnation) {
+            if self.may_live(node)? {
                 return Ok(false);
             }
         }
         Ok(true)
+    }
+
+    /// Whether another node may be attached. Where the host knows who is gone the pool's words are
+    /// not asked: they may be damaged.
+    pub(crate) fn may_live(&self, node: u32) -> Result<bool, PoolError> {
+        if node >= self.layout.geometry.nodes {
+            return Ok(false);
+        }
+        let fenced = self.fenced(node)?;
+        let (incarnation, joined) = self.incarnation(node)?;
+        if self.lines.coherent() && self.host.may_manage() {
+            return Ok(!self.host.is_gone(node, incarnation));
+        }
+        Ok(joined && fenced != incarnation)
     }
 
     /// Whether a node is said to be recovered from a life that it has not had, or lives; and what
@@ -451,7 +465,8 @@ impl Member {
         // Else it may be the node's word that is wrong. Where memory is not coherent nobody but the
         // device knows who lives.
         let is_known = (is_own || is_impossible) && self.lines.coherent() && self.host.may_manage();
-        let right = if is_alive { incarnation.saturating_sub(1) } else { incarnation };
+        // Of one that is gone nobody knows whether it was recovered. To do it again does no harm.
+        let right = incarnation.saturating_sub(1);
         Ok((is_wrong, (is_wrong && is_known).then_some(right)))
     }
 
@@ -563,6 +578,8 @@ mod tests {
             pool.put("object", b"is kept").unwrap();
             let why = Pool::open(&path).map(|_| ()).unwrap_err();
             assert!(matches!(why, PoolError::Node { node: 0, .. }), "{said}: {why}");
+            let why = why.to_string();
+            assert!(why.ends_with("; no other of the pool's 2 numbers is to be had"), "{said}: {why}");
             pool.leave().unwrap();
         };
         for incarnation in [u64::from(MAX_INCARNATIONS) - 1, u64::from(u32::MAX), u64::MAX >> 8] {

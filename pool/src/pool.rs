@@ -423,7 +423,11 @@ impl Pool {
             }
             has_looked_again = false;
             self.serve()?;
-            self.member.wait(&mut wait, "space that another node gives back")?;
+            match self.member.wait(&mut wait, "space that another node gives back") {
+                // Who would have to give it back is stopped.
+                Err(PoolError::Timeout(_)) => return Ok(None),
+                waited => waited?,
+            }
         }
         Ok(None)
     }
@@ -516,8 +520,10 @@ impl Pool {
                     let is_own = entry.places().all(|at| self.heap.owns(&self.member.layout, at));
                     if is_own { &mut own } else { &mut others }.push((stamp, slot, tag));
                 })?;
-                let is_evicting = |tag: &Tag| tag.state() == Some(State::Evicting);
-                evicting |= tags(&self.member, group)?.iter().any(is_evicting);
+                for (index, tag) in tags(&self.member, group)?.into_iter().enumerate() {
+                    let slot = Slot { group, index: index as u32 };
+                    evicting |= tag.state() == Some(State::Evicting) && self.comes_free(slot, tag)?;
+                }
             }
             looked = end;
         }
@@ -542,6 +548,23 @@ impl Pool {
             (false, _) if evicting || !from.is_empty() => Room::Others,
             (false, _) => Room::None,
         })
+    }
+
+    /// Whether somebody may give an evicted slot's places back. Where all owners would have to be
+    /// brought anew nobody looks.
+    fn comes_free(&self, slot: Slot, tag: Tag) -> Result<bool, PoolError> {
+        let (member, layout) = (&self.member, &self.member.layout);
+        if !member.lines.coherent() {
+            return Ok(true);
+        }
+        let Some(entry) = Entry::load(member, slot, tag)? else { return Ok(true) };
+        for chunk in entry.places().filter_map(|at| layout.chunk_of(at)) {
+            let Owner { node, incarnation, .. } = Owner::load(member, chunk)?;
+            if member.is_nobody(node, incarnation)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Calls `found` with each entry of a group whose state is wanted, and when it was used.

@@ -61,7 +61,7 @@ impl Drop for Service {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::sync::atomic::AtomicU64;
     use std::time::Instant;
 
@@ -71,7 +71,7 @@ mod tests {
     use crate::local::{self, Processes};
 
     /// A machine whose waits fail soon, and which counts its steps of waiting.
-    struct Hasty(Processes, Arc<AtomicU64>);
+    pub(crate) struct Hasty(pub(crate) Processes, pub(crate) Arc<AtomicU64>);
 
     impl Host for Hasty {
         fn now(&self) -> u64 {
@@ -100,7 +100,7 @@ mod tests {
         }
     }
 
-    fn until(what: &str, holds: impl Fn() -> bool) {
+    pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
         let began = Instant::now();
         while !holds() {
             assert!(began.elapsed() < Duration::from_secs(20), "{what}");

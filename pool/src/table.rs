@@ -270,18 +270,20 @@ pub(crate) fn find(member: &Member, key: &Key) -> Result<Option<(Slot, Tag)>, Po
 
 /// [`find`] for who reads, who is told of a block that is dropped.
 pub(crate) fn find_to_read(member: &Member, key: &Key) -> Result<Option<(Slot, Tag)>, PoolError> {
-    let found = seek(member, key)?;
-    let (None, Some((slot, tag))) = (found.whole, found.damaged) else { return Ok(found.whole) };
-    if tag.is_block() {
-        discard_blocks(member, key, slot)?;
+    loop {
+        let found = seek(member, key)?;
+        let (None, Some((slot, tag))) = (found.whole, found.damaged) else { return Ok(found.whole) };
+        // If there is none any more, another dropped it, and may have stored it anew.
+        if !tag.is_block() || discard_blocks(member, key, slot)? {
+            return Err(PoolError::Damaged { what: "an entry", at: member.layout.entry(slot) });
+        }
     }
-    Err(PoolError::Damaged { what: "an entry", at: member.layout.entry(slot) })
 }
 
 /// Drops the blocks of a key whose entries do not check: as long as they are there nobody stores
-/// it anew. Objects stay for `check`.
-fn discard_blocks(member: &Member, key: &Key, slot: Slot) -> Result<(), PoolError> {
-    discard(member, slot.group, |tag| tag.is_block() && tag.is_ready_of(key)).map(|_| ())
+/// it anew. Whether there were any. Objects stay for `check`.
+fn discard_blocks(member: &Member, key: &Key, slot: Slot) -> Result<bool, PoolError> {
+    discard(member, slot.group, |tag| tag.is_block() && tag.is_ready_of(key))
 }
 
 /// Empties slots of a group whose entries do not check, of those that `is_wanted`. Whether there
