@@ -387,6 +387,26 @@ fn a_repair_mends_beside_who_uses_the_pool_or_says_what_it_does_not() {
 }
 
 #[test]
+fn the_places_of_what_a_repair_drops_are_given_back_once() {
+    let place = Place::new();
+    let pool = place.open();
+    put_all(&pool);
+    let used = pool.heap.used(&place.layout).len();
+    for name in ["small 3", "run"] {
+        let (slot, tag) = find(&pool.member, &Key::of_name(name)).unwrap().expect("it is there");
+        let at = Entry::load(&pool.member, slot, tag).unwrap().expect("it checks").at;
+        place.set(at, place.word(at) ^ 1);
+    }
+    let mended = pool.check(true).unwrap();
+    assert!(mended.repaired, "{mended:?}");
+    assert_eq!(whats(&mended), ["bytes that do not check"; 2]);
+    assert_eq!(pool.heap.used(&place.layout).len(), used - 4);
+    put_all(&pool);
+    all_are_there(&pool, "dropped");
+    assert_eq!(pool.check(false).unwrap().problems, []);
+}
+
+#[test]
 fn what_is_nobodys_is_taken_back_by_a_repair_of_who_is_alone() {
     let place = Place::new();
     let server = place.open();
@@ -442,6 +462,7 @@ fn what_a_living_node_fills_stays_though_it_is_said_to_be_recovered() {
     place.set(fenced, before + 1);
     let left = checker.check(true).unwrap();
     assert!(!left.repaired && whats(&left).contains(&"a reservation of nobody"), "{left:?}");
+    assert_eq!(place.word(at), tag.with(State::Reserved).0);
     place.set(at, tag.0);
     for number in 0..40 {
         checker.put(&format!("one {number}"), &content(number, 50)).unwrap();
