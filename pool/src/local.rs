@@ -22,7 +22,8 @@ use crate::class::Class;
 use crate::error::PoolError;
 use crate::host::Host;
 use crate::layout::{Geometry, MAX_BYTES};
-use crate::mem::{self, Map, Mapped};
+use crate::mem::{self, Lines, Map, Mapped};
+use crate::member::Member;
 use crate::pool::Pool;
 
 /// The byte of node 0.
@@ -484,14 +485,19 @@ impl Pool {
     fn open_on(path: &Path, on: impl Fn(Processes) -> Arc<dyn Host>) -> Result<Self, PoolError> {
         let memory = memory(path)?;
         let nodes = Self::geometry(memory.clone())?.nodes;
-        let (mut next, mut refused) = (0, None);
+        let (mut next, mut refused, mut has_waited) = (0, None, false);
         while let Some(host) = Processes::claim_of(open_file(path)?, next..nodes)? {
             let node = host.node();
+            next = node + 1;
+            // Who does not recover the one does not recover the other.
+            if has_waited && !Member::is_recovered(&Lines::new(memory.clone()), node)? {
+                continue;
+            }
             match Self::attach(memory.clone(), on(host), node) {
-                Err(why @ (PoolError::Node { .. } | PoolError::Timeout(_))) => refused = Some(why),
+                Err(why @ PoolError::Node { .. }) => refused = Some(why),
+                Err(why @ PoolError::Timeout(_)) => (refused, has_waited) = (Some(why), true),
                 attached => return attached,
             }
-            next = node + 1;
         }
         Err(match refused {
             Some(PoolError::Node { node, why }) => {
@@ -570,12 +576,15 @@ mod tests {
         stopped.put("object", b"is there").unwrap();
         let stands = stopped.member.layout.node(stopped.node()) + CANDIDATE;
         stopped.member.lines.post(stands, 1).unwrap();
+        let left = Pool::open(&path).unwrap();
         drop(manager);
+        left.leave().unwrap();
         let hasty = |host| Arc::new(Hasty(host, Arc::default())) as Arc<dyn Host>;
         let pool = Pool::open_on(&path, hasty).unwrap();
-        assert_eq!((pool.node(), pool.member.leads()), (2, false));
+        // One is waited for, and no more.
+        assert_eq!((pool.node(), pool.member.leads()), (3, false));
+        assert_eq!(pool.member.incarnation(2).unwrap(), (1, false));
         assert_eq!(pool.get("object").unwrap().unwrap(), b"is there");
-        let _fourth = Pool::open_on(&path, hasty).unwrap();
         let refused = Pool::open_on(&path, hasty).map(|_| ());
         assert!(matches!(refused, Err(PoolError::Timeout(_))), "{refused:?}");
     }

@@ -520,6 +520,13 @@ impl Member {
         Ok(())
     }
 
+    /// Whether whoever attaches as `node` has nothing to wait for: all its lives are recovered.
+    pub(crate) fn is_recovered(lines: &Lines, node: u32) -> Result<bool, PoolError> {
+        let layout = Layout::open(lines)?;
+        let (_, last) = of_word(lines.fresh(layout.node(node))?);
+        Ok(lines.fresh(layout.fenced(node))? as u32 >= last)
+    }
+
     /// A wait's next step: the node's duty, and a moment.
     pub(crate) fn wait(&self, wait: &mut Wait, what: &'static str) -> Result<(), PoolError> {
         let now = self.host.now();
