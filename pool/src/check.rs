@@ -112,7 +112,8 @@ impl Pool {
         Ok(found)
     }
 
-    /// Whoever is said to be recovered has lived. By these words the rest is somebody's or nobody's.
+    /// Whoever is said to be recovered has lived. By these words the rest is somebody's or
+    /// nobody's.
     fn check_nodes(&self, repair: bool, found: &mut Found) -> Result<(), PoolError> {
         let member = &self.member;
         for node in 0..member.layout.geometry.nodes {

@@ -471,8 +471,8 @@ fn open_or_make(
 }
 
 impl Pool {
-    /// Attaches to the pool in a file as the first node that is free, whose words are not damaged so
-    /// that nobody can be it, and whose last life somebody recovers.
+    /// Attaches to the pool in a file as the first node that is free, whose words are not damaged
+    /// so that nobody can be it, and whose last life somebody recovers.
     ///
     /// # Errors
     /// [`PoolError::File`], [`PoolError::NoPool`], [`PoolError::Nodes`], [`PoolError::Node`],

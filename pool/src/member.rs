@@ -349,8 +349,8 @@ impl Member {
         let life = self.look(watch, node)?.0;
         let mut void = self.void(node);
         if self.lines.coherent() && void > 0 && !locked(&self.dead).iter().any(|dead| dead.node == node) {
-            // It was read from a word that was damaged, or `check` has mended one since to less than
-            // was recovered: who comes next as this node would wait for that. So it is done again.
+            // It was read from a word that was damaged, or `check` has mended one since to less
+            // than was recovered: who comes next as this node would wait. So it is done again.
             let fenced = self.fenced(node)?;
             if fenced < void {
                 void = fenced;
