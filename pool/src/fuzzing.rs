@@ -106,6 +106,14 @@ pub fn use_all(memory: &Arc<Mapped>) {
     let _ = pool.leave();
 }
 
+/// Where a lock's intent lies in a pool of this geometry: for tests that damage it.
+///
+/// # Errors
+/// [`PoolError::Geometry`].
+pub fn intent_at(geometry: &Geometry, lock: u32) -> Result<u64, PoolError> {
+    Ok(Layout::new(geometry)?.intent(lock))
+}
+
 /// Contents of a pool's memory, and then everything that can be done with it. Bits of the first
 /// byte say what they are: the memory itself, or stores into a good pool, each a word's number (2
 /// bytes) and the word; and whose checks are mended, because no fuzzer finds its way past them:

@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use lamina_pool::fuzzing::intent_at;
 use lamina_pool::mem::LeftOut;
 use lamina_pool::{Geometry, Key, Pool, PoolError};
 
@@ -65,6 +66,28 @@ pub(crate) fn withdrawn(seed: u64, left_out: Option<LeftOut>) -> Told {
     ];
     if !world.run(works, false) {
         say("no end".into());
+    }
+    end(&world, wrong.into_inner().unwrap())
+}
+
+/// A word says of a change that it is told and not done. Who looks finds that, and finds it no more
+/// once the word says so no more.
+pub(crate) fn intended(seed: u64, left_out: Option<LeftOut>) -> Told {
+    let world = World::new(seed, false, &small());
+    let (one, other) = (world.attach(0).map_err(failed)?, world.attach(1).map_err(failed)?);
+    world.leave_out(left_out, false);
+    let intent = intent_at(&small(), 1).map_err(failed)?;
+    let wrong = Mutex::new(Vec::new());
+    let mut ended = true;
+    for (word, many) in [(1, 1), (0, 0)] {
+        world.memory.damage(intent, &[word]).unwrap();
+        ended &= in_turns(&world, &other, || match one.check(false) {
+            Ok(report) if report.problems.len() == many => {}
+            found => wrong.lock().unwrap().push(format!("{word}: {found:?}")),
+        });
+    }
+    if !ended {
+        wrong.lock().unwrap().push("no end".into());
     }
     end(&world, wrong.into_inner().unwrap())
 }

@@ -11,7 +11,7 @@ use lamina_pool::{Chain, Geometry, Index, IndexServer, Key, Object, Pool, PoolEr
 use crate::basics::bytes;
 use crate::classes::classes;
 use crate::index::replaced;
-use crate::rare::{comings, held, unpinned, withdrawn};
+use crate::rare::{comings, held, intended, unpinned, withdrawn};
 use crate::schedules::{Plan, schedule};
 use crate::world::{Work, World, let_others};
 
@@ -21,7 +21,7 @@ pub(crate) type Told = Result<BTreeSet<Site>, Vec<String>>;
 /// A scene, by seed and by what is left out.
 pub(crate) type Scene = fn(u64, Option<LeftOut>) -> Told;
 
-pub(crate) const SCENES: [(&str, Scene); 24] = [
+pub(crate) const SCENES: [(&str, Scene); 25] = [
     ("creates", creates),
     ("numbers", numbers),
     ("pinned", pinned),
@@ -46,6 +46,7 @@ pub(crate) const SCENES: [(&str, Scene); 24] = [
     ("unpinned", unpinned),
     ("held", held),
     ("comings", comings),
+    ("intended", intended),
 ];
 
 fn of(plan: Plan, seed: u64, left_out: Option<LeftOut>) -> Told {
