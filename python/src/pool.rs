@@ -428,7 +428,8 @@ impl Pool {
                 if !holds_something()? {
                     check_length()?;
                 }
-                return local::open_or_create_while(&path, &geometry, declare, signalled).map(|(pool, _)| pool);
+                return local::open_or_create_while(&path, &geometry, declare, signalled)
+                    .map(|(pool, _)| pool);
             }
             local::check_holds_no_other(&path)?;
             if !force && holds_something()? {
