@@ -398,9 +398,11 @@ impl Pool {
         let (refusal, raising) = (&mut refused, &mut raised);
         // What a handler of Python's raises ends the wait.
         let signalled = || {
-            Python::attach(Python::check_signals).map_err(|why| {
-                *raising = Some(why);
-                std::io::ErrorKind::Interrupted.into()
+            Python::attach(|py| {
+                py.check_signals().map_err(|why| {
+                    *raising = Some(why);
+                    std::io::ErrorKind::Interrupted.into()
+                })
             })
         };
         let declare = |data: std::ops::Range<u64>| {
