@@ -106,13 +106,10 @@ pub(crate) fn advise(args: &Advise) -> Result<()> {
     ensure!(!views.is_empty(), "--views names no view");
     // Minutes of work are not for a map that cannot be written, or that would be the model.
     let read = || [Some(&args.model), Some(&args.text), args.tokenizer.as_ref()].into_iter().flatten();
-    for (option, output) in [("--out", Some(&args.out)), ("--routes", args.routes.as_ref())] {
-        if let Some(output) = output {
-            made_file::not_over(option, output, read().map(PathBuf::as_path))?;
-        }
+    made_file::check("--out", &args.out, read().map(PathBuf::as_path))?;
+    if let Some(routes) = &args.routes {
+        made_file::not_over("--routes", routes, read().map(PathBuf::as_path))?;
     }
-    let out =
-        map::File::new(&args.out).with_context(|| format!("cannot write the map {}", args.out.display()))?;
     let subject = Subject::open(&args.model, args.tokenizer.as_deref())?;
     if subject.converted > 0 {
         log::say(&format!(
@@ -154,7 +151,7 @@ pub(crate) fn advise(args: &Advise) -> Result<()> {
         rows: (!part.whole).then_some(&part.rows),
         view: name_of(step),
     });
-    out.write(rules).with_context(|| format!("cannot write the map {}", args.out.display()))?;
+    map::write(&args.out, rules)?;
 
     let weights: u64 = ladders.iter().map(|ladder| ladder.weights).sum();
     let judged = [Judged { name: "full", bits: f64::from(FULL_BITS), at: Vec::new() }].into_iter().chain(

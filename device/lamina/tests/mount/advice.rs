@@ -1,6 +1,11 @@
 //! `lamina advise`: what it says of its map is so of the file that the map makes.
 
-use std::{convert::Infallible, fs, path::Path};
+use std::{
+    convert::Infallible,
+    fs::{self, Permissions},
+    os::unix::fs::{MetadataExt, PermissionsExt, symlink},
+    path::Path,
+};
 
 use lamina_llama::{
     Config, Decoder, Element, Experts, Memory, PlainCache, Tokenizer, Viewed, Weight, judge, mixture,
@@ -186,6 +191,18 @@ fn an_expert_that_few_tokens_use_gets_fewer_bits_than_one_that_many_use() {
 }
 
 #[test]
+fn a_map_goes_where_a_link_leads_and_stays_as_private_as_it_was() {
+    let place = Place::new();
+    let kept = place.write("kept.toml", b"# of before\n");
+    fs::set_permissions(&kept, Permissions::from_mode(0o600)).unwrap();
+    symlink(&kept, place.path("map.toml")).unwrap();
+    advice(&place, bundled(), &["--budget", "12", "--json"]);
+    assert!(place.path("map.toml").is_symlink());
+    assert!(fs::read_to_string(&kept).unwrap().contains("[[tensor]]"));
+    assert_eq!(fs::metadata(&kept).unwrap().mode() & 0o777, 0o600);
+}
+
+#[test]
 fn what_no_advice_can_be_given_on_is_refused_with_what_to_do() {
     let place = Place::new();
     for (words, says) in [
@@ -196,7 +213,10 @@ fn what_no_advice_can_be_given_on_is_refused_with_what_to_do() {
         (&["--budget", "11", "--views", "e9m1"], "e9m1"),
         (&["--budget", "11", "--check-tokens", "100000"], "the model takes 2 to 512"),
         (&["--budget", "11", "--text", "/dev/null"], "has 1 tokens"),
-        (&["--budget", "11", "--out", "/nowhere/map.toml"], "cannot write the map /nowhere/map.toml"),
+        (
+            &["--budget", "11", "--out", "/nowhere/map.toml"],
+            "cannot write /nowhere/map.toml: there is no directory",
+        ),
         (&["--budget", "11", "--routes", "/nowhere/routes"], "has no experts"),
     ] {
         let words = advise(&place, bundled(), words);
