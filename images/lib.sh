@@ -27,6 +27,14 @@ die() {
     exit 1
 }
 
+# Whatever ends a recipe says so.
+failed() {
+    say "error: line $1 failed: $2"
+    [ ! -s "${work:-}/log" ] || tail -n 5 -- "$work/log" >&2
+}
+set -E
+trap 'failed "$LINENO" "$BASH_COMMAND"' ERR
+
 # need COMMAND PACKAGE: refuses to go on without a command, naming the package that has it.
 need() {
     command -v "$1" >/dev/null || die "'$1' is missing" "install it with: apt-get install $2"
@@ -57,6 +65,8 @@ provide() {
     need flock util-linux
     cache=${LAMINA_CACHE:-${XDG_CACHE_HOME:-${HOME:?is not set, and neither is LAMINA_CACHE}/.cache}/lamina}
     cache=$(realpath -m -- "$cache")
+    # Loaders' and preloads' lists are split at these, and make takes no others.
+    [[ $cache != *[[:space:]:]* ]] || die "the path of the cache folder '$cache' has a space or a colon" "set LAMINA_CACHE to a folder without"
     local parts=("$images/lib.sh" "$images/$recipe")
     [ ! -d "$images/$recipe.d" ] || parts+=("$images/$recipe.d"/*)
     key=$(cat -- "${parts[@]}" | sha256sum | cut -c1-12)

@@ -28,7 +28,7 @@ use crate::find::{FindError, Qemu};
 use crate::image::{self, GuestImage, ImageError};
 use crate::initramfs::{self, InitramfsError};
 use crate::madv::{self, FilterError};
-use crate::recipe;
+use crate::recipe::{self, RecipeError};
 use crate::topology::TopologyError;
 
 /// Why a guest did not boot, or did not run to its end.
@@ -46,6 +46,9 @@ pub enum BootError {
     /// The initramfs cannot be made.
     #[error(transparent)]
     Initramfs(#[from] InitramfsError),
+    /// There is no folder for the filter.
+    #[error(transparent)]
+    Cache(#[from] RecipeError),
     /// The filter cannot be preloaded.
     #[error(transparent)]
     Filter(#[from] FilterError),
@@ -154,7 +157,7 @@ pub fn prepare(config: &BootConfig) -> Result<Prepared, BootError> {
     let initramfs = path.join("initramfs.img");
     let console_log = path.join("console.log");
     let filtered = config.attach.maps_mount() && !config.huge_pages;
-    let filter = if filtered { Some(madv::install(&recipe::cache())?) } else { None };
+    let filter = if filtered { Some(madv::install(&recipe::cache()?)?) } else { None };
     let command =
         CommandLine::new(config, &qemu, accel, &image, &initramfs, filter.as_deref(), &console_log)?;
     let extras = if config.extras { Some(image::extras()?) } else { None };

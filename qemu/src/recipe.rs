@@ -6,6 +6,7 @@
 //!   this process's stderr.
 
 use std::env;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -28,6 +29,9 @@ pub enum RecipeError {
         /// What the system says.
         error: std::io::Error,
     },
+    /// Nothing says where things are kept.
+    #[error("HOME is not set, and neither is LAMINA_CACHE: set it to a folder for what is kept between runs")]
+    NoCache,
     /// The recipe failed and said why.
     #[error("{} failed ({status}); its messages are above", path.display())]
     Failed {
@@ -56,14 +60,22 @@ pub fn root() -> PathBuf {
 
 /// The folder that things are kept in between runs, shared with the recipes: `LAMINA_CACHE`, or
 /// `lamina` in the user's cache. Absolute, as recipes print it.
-pub fn cache() -> PathBuf {
-    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+///
+/// # Errors
+/// [`RecipeError::NoCache`] if nothing names one: programs are run from there, and a folder that
+/// all users share is no place for that.
+pub fn cache() -> Result<PathBuf, RecipeError> {
+    cache_of(|name| env::var_os(name))
+}
+
+fn cache_of(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, RecipeError> {
+    let set = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let folder = set("LAMINA_CACHE")
         .or_else(|| Some(set("XDG_CACHE_HOME")?.join("lamina")))
         .or_else(|| Some(set("HOME")?.join(".cache/lamina")))
-        .unwrap_or_else(|| env::temp_dir().join("lamina"));
+        .ok_or(RecipeError::NoCache)?;
     // Without a current folder, recipes say what is wrong.
-    std::path::absolute(&folder).unwrap_or(folder)
+    Ok(std::path::absolute(&folder).unwrap_or(folder))
 }
 
 /// Runs the recipe of this name and returns the folder it made, or made before.
@@ -81,7 +93,7 @@ fn run_in(root: &Path, recipe: &str) -> Result<PathBuf, RecipeError> {
     }
     tracing::debug!("running {}", path.display());
     let output = Command::new(&path)
-        .env("LAMINA_CACHE", cache())
+        .env("LAMINA_CACHE", cache()?)
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
         .output()
@@ -112,6 +124,22 @@ mod tests {
         assert!(written.success());
         let result = run_in(root.path(), "thing");
         (root, result)
+    }
+
+    #[test]
+    fn what_is_kept_has_a_folder_that_somebody_named() {
+        let named = |all: &[(&str, &str)]| {
+            let of = |name: &str| all.iter().find(|(other, _)| *other == name).map(|(_, value)| value.into());
+            cache_of(of)
+        };
+        let all = [("LAMINA_CACHE", "/l"), ("XDG_CACHE_HOME", "/x"), ("HOME", "/h")];
+        assert_eq!(named(&all).unwrap(), Path::new("/l"));
+        assert_eq!(named(&all[1..]).unwrap(), Path::new("/x/lamina"));
+        assert_eq!(named(&all[2..]).unwrap(), Path::new("/h/.cache/lamina"));
+        // Not one that all users share: who comes first would say what others run.
+        for none in [&[][..], &[("HOME", ""), ("LAMINA_CACHE", "")]] {
+            assert!(matches!(named(none), Err(RecipeError::NoCache)), "{none:?}");
+        }
     }
 
     #[test]

@@ -52,7 +52,7 @@ impl ModelBench {
         let folder = tempfile::tempdir()?;
         let model = folder.path().join("tile.safetensors");
         tile::write(&self.models, self.bytes, &model)?;
-        let idle = ["--".to_owned()].into_iter().chain(idle_args(&recipe::cache())?).collect();
+        let idle = ["--".to_owned()].into_iter().chain(idle_args(&recipe::cache()?)?).collect();
         let mut seconds = [const { [const { Vec::new() }; 3] }; 2];
         let mut lost = 0;
         for round in 0..self.rounds {

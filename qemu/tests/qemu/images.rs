@@ -2,17 +2,17 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Command};
 
-/// Runs a recipe with an empty cache and with `df` saying that `mib` are free.
-fn with_free(recipe: &str, mib: u64) -> (bool, String) {
+/// Runs a recipe with an empty cache of this name, and with a program of this script in front of
+/// others: whether it built, and what it said.
+fn with(recipe: &str, cache: &str, program: &str, script: &str) -> (bool, String) {
     let folder = tempfile::tempdir().unwrap();
-    let df = folder.path().join("df");
-    let script = format!("#!/bin/sh\necho header\necho disk 1 1 {} 1% /\n", mib * 1024);
-    fs::write(&df, script).unwrap();
-    fs::set_permissions(&df, fs::Permissions::from_mode(0o755)).unwrap();
+    let program = folder.path().join(program);
+    fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
     let output = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../images").join(recipe))
         .env("PATH", path)
-        .env("LAMINA_CACHE", folder.path().join("cache"))
+        .env("LAMINA_CACHE", folder.path().join(cache))
         // Nowhere to fetch packages from: a build that is not refused for lack of room stops here.
         .env("LAMINA_MIRROR", "http://127.0.0.1:9/none")
         .output()
@@ -20,11 +20,30 @@ fn with_free(recipe: &str, mib: u64) -> (bool, String) {
     (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
+const RECIPES: [&str; 6] = ["guest", "tools", "extras", "workloads", "python", "virtiofsd"];
+
 #[test]
 fn a_build_that_would_fill_the_disk_is_refused_with_the_room_it_needs() {
-    for recipe in ["guest", "tools", "extras", "workloads", "python", "virtiofsd"] {
-        let (built, said) = with_free(recipe, 37);
+    for recipe in RECIPES {
+        let free = format!("echo header; echo disk 1 1 {} 1% /", 37 * 1024);
+        let (built, said) = with(recipe, "cache", "df", &free);
         assert!(!built, "{said}");
         assert!(said.contains("only 37 MiB are free") && said.contains("LAMINA_CACHE"), "{said}");
+    }
+}
+
+#[test]
+fn a_cache_that_loaders_cannot_name_is_refused() {
+    for (recipe, cache) in RECIPES.into_iter().flat_map(|recipe| [(recipe, "a cache"), (recipe, "a:cache")]) {
+        let (built, said) = with(recipe, cache, "unused", "");
+        assert!(!built && said.contains("a space or a colon") && said.contains("LAMINA_CACHE"), "{said}");
+    }
+}
+
+#[test]
+fn a_step_that_fails_without_a_word_is_named() {
+    for recipe in RECIPES {
+        let (built, said) = with(recipe, "cache", "mktemp", "exit 3");
+        assert!(!built && said.contains("failed") && said.contains("mktemp -d"), "{said}");
     }
 }

@@ -317,7 +317,7 @@ fn unpacked() -> Option<Qemu> {
 
 /// A folder in the cache that a recipe made, whole. Which recipe made it, its own program tells.
 fn cached(prefix: &str) -> Option<PathBuf> {
-    cached_in(&recipe::cache(), prefix)
+    cached_in(&recipe::cache().ok()?, prefix)
 }
 
 fn cached_in(cache: &Path, prefix: &str) -> Option<PathBuf> {

@@ -121,7 +121,7 @@ impl LineRecorder {
     /// A file cannot be made.
     pub(crate) fn new(wanted: Wanted) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("lamina-lines-").tempdir()?;
-        let lines = Lines::new(folder.path(), &recipe::cache(), wanted.cpus, wanted.cache)?;
+        let lines = Lines::new(folder.path(), &recipe::cache()?, wanted.cpus, wanted.cache)?;
         let made = OpenOptions::new().write(true).create_new(true).open(&wanted.out);
         let file = made.with_context(|| format!("cannot make {}", wanted.out.display()))?;
         let monitor = folder.path().join("qmp.sock");

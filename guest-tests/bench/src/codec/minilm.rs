@@ -47,7 +47,7 @@ pub fn fetch(environment: &Environment, progress: impl Fn(&str)) -> Result<PathB
     let pin = fs::read_to_string(&requirements)
         .with_context(|| format!("cannot read {}", requirements.display()))?;
     let key = Sha256::new().chain_update(&pin).chain_update(RULE).finalize();
-    let folder = environment.cache().join(format!("minilm-{}", hex(&key[..6])));
+    let folder = environment.cache()?.join(format!("minilm-{}", hex(&key[..6])));
     let path = folder.join(FILE);
     let _lock = lock(&folder)?;
     if path.is_file() {
