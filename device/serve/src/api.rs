@@ -32,9 +32,9 @@
 //! user of the host and every web page in a browser on it can send requests. A connection of
 //! another user than the device's or root gets 403 to whatever it asks (see
 //! [`owner`](super::owner)). Against web pages, a request over TCP must name a loopback host (a
-//! page that rebound its own name to 127.0.0.1 sends its own), and one that changes something must
-//! be of type `application/json`, which a page cannot send elsewhere without asking first, which is
-//! never allowed here.
+//! page that rebound its own name to 127.0.0.1 sends its own) and not be what a browser says
+//! another page asks; and one that changes something must be of type `application/json`, which a
+//! page cannot send elsewhere without asking first, which is never allowed here.
 //!
 //! Errors are `{"error": "…"}` with a status that says whose mistake it was. Bodies have at most
 //! [`MAX_BODY`] bytes and [`BODY_TIME`] to arrive.
@@ -51,7 +51,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{self, FromRequest, FromRequestParts, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{MethodRouter, delete, get, post};
@@ -141,7 +141,7 @@ impl Api {
             let failed = |source| ServeError::Tcp { address, source };
             let listener = TcpListener::from_std(listener).map_err(failed)?;
             api.address = Some(address);
-            let router = router.clone().layer(from_fn(loopback_host));
+            let router = router.clone().layer(from_fn(not_foreign));
             api.tasks.push(tokio::spawn(async move {
                 let accept = || async {
                     let (stream, peer) = listener.accept().await?;
@@ -415,15 +415,30 @@ fn is_json(headers: &HeaderMap) -> Result<(), Refusal> {
     }
 }
 
-/// Refuses requests that do not name this host by a loopback name.
-async fn loopback_host(request: Request, next: Next) -> Response {
-    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
-    if is_loopback_name(host) {
-        next.run(request).await
-    } else {
-        let error = format!("Host is {host:?}; this API answers to localhost, 127.0.0.1 and [::1] only");
-        Refusal::new(StatusCode::FORBIDDEN, error).into_response()
+/// Refuses what [`is_foreign`].
+async fn not_foreign(request: Request, next: Next) -> Response {
+    match is_foreign(request.headers()) {
+        Some(error) => Refusal::new(StatusCode::FORBIDDEN, error).into_response(),
+        None => next.run(request).await,
     }
+}
+
+/// Why a request is refused that does not name this host by a loopback name, or that a browser says
+/// another page had it send.
+fn is_foreign(headers: &HeaderMap) -> Option<String> {
+    let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    let host = text(header::HOST).unwrap_or_default();
+    if !is_loopback_name(host) {
+        return Some(format!("Host is {host:?}; this API answers to localhost, 127.0.0.1 and [::1] only"));
+    }
+    // Programs that are no browsers send none of this.
+    let site = text(HeaderName::from_static("sec-fetch-site"));
+    let is_own = site.is_none_or(|site| ["same-origin", "none"].contains(&site))
+        && text(header::ORIGIN).is_none_or(|origin| origin.strip_prefix("http://") == Some(host));
+    // A link that somebody follows is theirs.
+    let is_followed = text(HeaderName::from_static("sec-fetch-dest")) == Some("document");
+    let error = "a page of another site asks this; the API answers to its own pages only";
+    (!is_own && !is_followed).then(|| error.to_owned())
 }
 
 /// Whether a Host header, with or without a port, names a loopback address.
