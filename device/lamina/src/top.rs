@@ -20,6 +20,7 @@ use self::seen::Seen;
 use self::stream::Stream;
 use crate::args::{ApiAt, Top};
 use crate::out::{print_json, print_line};
+use crate::signals::Ending;
 
 /// How long a device that does not answer is left alone.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -157,6 +158,8 @@ async fn show(api: &ApiAt, mut terminal: ratatui::DefaultTerminal) -> Result<()>
     let (mut seen, mut wanted) = (Seen::default(), Wanted::default());
     let mut stream: Option<Stream> = None;
     let mut again = Instant::now();
+    // The terminal is to be as it was, also for who is told to end.
+    let mut ending = Ending::watch()?;
     loop {
         terminal.draw(|frame| draw::draw(frame, &seen, &mut wanted, api))?;
         tokio::select! {
@@ -170,6 +173,7 @@ async fn show(api: &ApiAt, mut terminal: ratatui::DefaultTerminal) -> Result<()>
                 }
                 Some(_) => {}
             },
+            _ = ending.next() => return Ok(()),
             update = next(&mut stream, api, again) => match update {
                 Ok(update) => seen.take(update),
                 Err(why) => {

@@ -15,6 +15,8 @@ use crate::table::duration;
 
 /// Columns that the texts beside a bar of planes take.
 const BESIDE: u16 = 24;
+/// What stands between two of a line.
+const BETWEEN: &str = " · ";
 /// Lines of events.
 const EVENTS: usize = 3;
 /// Views and formats that have lines; the page has all.
@@ -29,8 +31,9 @@ pub(super) fn draw(frame: &mut Frame<'_>, seen: &Seen, wanted: &mut Wanted, api:
     let views = seen.precisions.iter().filter(|(row, _)| row.moved.reads > 0).count().min(MAX_VIEWS);
     let pools = pool_lines(&seen.stats);
     let layers = if seen.layers.is_empty() { 0 } else { 3 };
+    let head = head_lines(seen, api, usize::from(frame.area().width));
     let areas = Layout::vertical([
-        Constraint::Length(5),
+        Constraint::Length(lines(head.len())),
         Constraint::Length(if formats > 0 { lines(2 * formats) + 1 } else { 0 }),
         Constraint::Length(if views > 0 { lines(views) + 2 } else { 0 }),
         Constraint::Length(layers),
@@ -39,8 +42,8 @@ pub(super) fn draw(frame: &mut Frame<'_>, seen: &Seen, wanted: &mut Wanted, api:
         Constraint::Length(lines(seen.events.len().min(EVENTS))),
         Constraint::Length(1),
     ]);
-    let [head, planes, traffic, kv, pooled, tensors, events, keys] = areas.areas(frame.area());
-    frame.render_widget(Paragraph::new(head_lines(seen, api)), head);
+    let [top, planes, traffic, kv, pooled, tensors, events, keys] = areas.areas(frame.area());
+    frame.render_widget(Paragraph::new(head), top);
     draw_planes(frame, planes, seen);
     draw_views(frame, traffic, seen);
     if layers > 0 {
@@ -61,8 +64,11 @@ pub(super) fn draw(frame: &mut Frame<'_>, seen: &Seen, wanted: &mut Wanted, api:
     frame.render_widget(Paragraph::new(help.dim()), keys);
 }
 
-fn head_lines(seen: &Seen, api: &ApiAt) -> Vec<Line<'static>> {
+fn head_lines(seen: &Seen, api: &ApiAt, columns: usize) -> Vec<Line<'static>> {
     let bytes = |pointer: &str| BinaryBytes(seen.number(pointer)).to_string();
+    // A host may not tell.
+    let left = seen.stats.pointer("/device/host_memory_left_bytes").and_then(Value::as_u64);
+    let left = left.map_or_else(|| "–".to_owned(), |bytes| BinaryBytes(bytes).to_string());
     let state = match &seen.gone {
         Some((since, why)) => {
             format!("no answer for {} s ({why}); asking again", since.elapsed().as_secs()).red().bold()
@@ -87,19 +93,19 @@ fn head_lines(seen: &Seen, api: &ApiAt) -> Vec<Line<'static>> {
         HumanCount(seen.number("/write_backs/waiting")),
         HumanCount(refused)
     );
-    vec![
+    let mut lines = vec![
         Line::from(vec![title.bold(), state]),
         Line::from(format!(
-            "{} written, stored in {} of {}, ratio {ratio}; {} of the host's memory left",
+            "{} written, stored in {} of {}, ratio {ratio}; {left} of the host's memory left",
             bytes("/device/written_bytes"),
             bytes("/device/stored_bytes"),
             bytes("/device/store_capacity_bytes"),
-            bytes("/device/host_memory_left_bytes"),
         )),
         Line::from(format!("now {} read, {} fetched", rate(read), rate(fetched))),
-        Line::from(latency(&seen.latency)),
-        Line::from(if poisoned + refused > 0 { trouble.red() } else { trouble.into() }),
-    ]
+    ];
+    lines.extend(latency(&seen.latency, columns).into_iter().map(Line::from));
+    lines.push(Line::from(if poisoned + refused > 0 { trouble.red() } else { trouble.into() }));
+    lines
 }
 
 /// A line for each pool, for the first of them.
@@ -128,8 +134,9 @@ fn pool_lines(stats: &Value) -> Vec<Line<'static>> {
     pools.iter().take(MAX_POOLS).map(line).collect()
 }
 
-/// How long requests take now, or took in all where there are none now.
-fn latency(rows: &[LatencyRow]) -> String {
+/// How long requests take now, or took in all where there are none now: as many lines as that takes
+/// in so many columns.
+fn latency(rows: &[LatencyRow], columns: usize) -> Vec<String> {
     let time = |seconds: Option<f64>| seconds.map_or("–".to_owned(), duration);
     let rows = rows.iter().filter(|row| row.requests > 0).map(|row| {
         let (p50, p99, when) = match row.now_requests {
@@ -139,8 +146,19 @@ fn latency(rows: &[LatencyRow]) -> String {
         let request = if row.request == "write" { "stores" } else { "reads" };
         format!("{} {request} p50 {} p99 {} {when}", shown(&row.window), time(p50), time(p99))
     });
-    let rows: Vec<_> = rows.collect();
-    if rows.is_empty() { "latency: nothing was asked for yet".to_owned() } else { rows.join(" · ") }
+    let mut lines: Vec<String> = Vec::new();
+    for row in rows {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + BETWEEN.chars().count() + row.chars().count() <= columns => {
+                line.extend([BETWEEN, &row]);
+            }
+            _ => lines.push(row),
+        }
+    }
+    if lines.is_empty() {
+        lines.push("latency: nothing was asked for yet".to_owned());
+    }
+    lines
 }
 
 /// What is stored of each format by plane, below what it would take as it is.
@@ -331,11 +349,13 @@ mod tests {
             now_p50_seconds: (now_requests > 0).then_some(2e-3),
             now_p99_seconds: None,
         };
-        assert_eq!(latency(&[row("base", "read", 0, 0)]), "latency: nothing was asked for yet");
-        assert_eq!(
-            latency(&[row("base", "read", 9, 1), row("views", "read", 0, 0), row("base", "write", 7, 0)]),
-            "base reads p50 2.00 ms p99 – now · base stores p50 5.00 µs p99 40.0 µs in all"
-        );
+        assert_eq!(latency(&[row("base", "read", 0, 0)], 80), ["latency: nothing was asked for yet"]);
+        let rows = [row("base", "read", 9, 1), row("views", "read", 0, 0), row("base", "write", 7, 0)];
+        let (one, other) = ("base reads p50 2.00 ms p99 – now", "base stores p50 5.00 µs p99 40.0 µs in all");
+        let both = format!("{one} · {other}");
+        assert_eq!(latency(&rows, both.chars().count()).join("\n"), both);
+        // No number loses its unit at the end of a line.
+        assert_eq!(latency(&rows, both.chars().count() - 1), [one, other]);
     }
 
     #[test]

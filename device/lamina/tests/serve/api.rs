@@ -341,6 +341,27 @@ fn web_pages_from_elsewhere_cannot_reach_it() {
         let served = Served::new();
         let rebound = request("GET", "/stats", "").replace("Host: localhost", "Host: evil.example");
         assert_eq!(answer(served.tcp(), &rebound).0, 403);
+        // What a browser says of a page of another site, or of another port, that asks.
+        let asked = |headers: &str| {
+            let asked =
+                request("GET", "/stats", "").replace("Host: localhost", &format!("Host: localhost{headers}"));
+            answer(served.tcp(), &asked).0
+        };
+        for foreign in [
+            "Sec-Fetch-Site: cross-site",
+            "Sec-Fetch-Site: same-site",
+            "Origin: http://evil.example",
+            "Origin: null",
+        ] {
+            assert_eq!(asked(&format!("\r\n{foreign}")), 403, "{foreign}");
+        }
+        assert_eq!(asked("\r\nSec-Fetch-Site: cross-site\r\nSec-Fetch-Dest: iframe"), 403);
+        for own in ["Sec-Fetch-Site: same-origin", "Sec-Fetch-Site: none", "Origin: http://localhost"] {
+            assert_eq!(asked(&format!("\r\n{own}")), 200, "{own}");
+        }
+        assert_eq!(asked(":9\r\nOrigin: http://localhost:9"), 200, "through a tunnel");
+        // A link that somebody follows.
+        assert_eq!(asked("\r\nSec-Fetch-Site: cross-site\r\nSec-Fetch-Dest: document"), 200);
         // What a form or a simple cross-origin request can send.
         for kind in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"] {
             let simple = request("POST", "/discard", r#"{"offset":0,"length":4096}"#)

@@ -2,8 +2,8 @@
 
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
-use std::process::{Command, Stdio};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -57,24 +57,28 @@ fn one_frame_shows_planes_views_and_tensors() {
     });
 }
 
-#[test]
-fn a_device_that_goes_and_comes_back_is_said() {
-    let script = Command::new("script").arg("--version").stdout(Stdio::null()).status();
-    if !script.is_ok_and(|status| status.success()) {
-        return lamina_skipped::test("there is no `script` here, which makes a terminal");
-    }
-    within(120, || {
-        let place = Place::new();
-        let run = Run::start(&mut place.serve(&["--capacity", "16M", "--store-capacity", "12M"]));
-        let top = format!("{} top --api {}", env!("CARGO_BIN_EXE_lamina"), place.text("run/api.sock"));
+/// A command in a terminal.
+struct Terminal {
+    child: Child,
+    drawn: Receiver<String>,
+}
+
+impl Terminal {
+    /// None where nothing makes one.
+    fn run(command: &str) -> Option<Self> {
+        let script = Command::new("script").arg("--version").stdout(Stdio::null()).status();
+        if !script.is_ok_and(|status| status.success()) {
+            lamina_skipped::test("there is no `script` here, which makes a terminal");
+            return None;
+        }
         // A terminal that nobody looks at has no size.
-        let top = format!("stty rows 40 columns 200; {top}");
+        let command = format!("stty rows 40 columns 200; echo process $$.; exec {command}");
         let mut script = Command::new("script");
-        script.args(["--quiet", "--flush", "--return", "--command", &top, "/dev/null"]);
+        script.args(["--quiet", "--flush", "--return", "--command", &command, "/dev/null"]);
         script.env("TERM", "xterm").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = script.spawn().unwrap();
         let mut out = child.stdout.take().unwrap();
-        let (pieces, seen) = mpsc::channel();
+        let (pieces, drawn) = mpsc::channel();
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
             while let Ok(length @ 1..) = out.read(&mut bytes) {
@@ -83,25 +87,57 @@ fn a_device_that_goes_and_comes_back_is_said() {
                 }
             }
         });
-        // What was drawn since the last time.
-        let until = |what: &str| {
-            let (begun, mut drawn) = (Instant::now(), String::new());
-            while !drawn.contains(what) {
-                match seen.recv_timeout(Duration::from_millis(100)) {
-                    Ok(more) => drawn.push_str(&more),
-                    Err(RecvTimeoutError::Timeout) if begun.elapsed() < Duration::from_secs(30) => {}
-                    Err(why) => panic!("{what} is not drawn ({why}): {drawn:?}"),
-                }
+        Some(Self { child, drawn })
+    }
+
+    /// What was drawn since the last time, until there is this in it.
+    fn until(&self, what: &str) -> String {
+        let (begun, mut drawn) = (Instant::now(), String::new());
+        while !drawn.contains(what) {
+            match self.drawn.recv_timeout(Duration::from_millis(100)) {
+                Ok(more) => drawn.push_str(&more),
+                Err(RecvTimeoutError::Timeout) if begun.elapsed() < Duration::from_secs(30) => {}
+                Err(why) => panic!("{what} is not drawn ({why}): {drawn:?}"),
             }
-        };
-        until("12.00");
+        }
+        drawn
+    }
+}
+
+#[test]
+fn a_device_that_goes_and_comes_back_is_said() {
+    within(120, || {
+        let place = Place::new();
+        let top = format!("{} top --api {}", env!("CARGO_BIN_EXE_lamina"), place.text("run/api.sock"));
+        let run = Run::start(&mut place.serve(&["--capacity", "16M", "--store-capacity", "12M"]));
+        let Some(mut terminal) = Terminal::run(&top) else { return };
+        terminal.until("12.00");
         drop(run);
         // Cells that stay as they are are not drawn again.
-        until("asking again");
+        terminal.until("asking again");
         let _run = Run::start(&mut place.serve(&["--capacity", "16M", "--store-capacity", "57M"]));
-        until("57");
+        terminal.until("57");
 
-        child.stdin.take().unwrap().write_all(b"q").unwrap();
-        assert!(child.wait().unwrap().success());
+        terminal.child.stdin.take().unwrap().write_all(b"q").unwrap();
+        assert!(terminal.child.wait().unwrap().success());
+    });
+}
+
+#[test]
+fn who_is_told_to_end_leaves_the_terminal_as_it_was() {
+    const OTHER_SCREEN: &str = "\x1b[?1049h";
+    const BACK: &str = "\x1b[?1049l";
+    within(120, || {
+        let place = Place::new();
+        let _run = Run::start(&mut place.serve(&["--capacity", "16M", "--store-capacity", "12M"]));
+        let top = format!("{} top --api {}", env!("CARGO_BIN_EXE_lamina"), place.text("run/api.sock"));
+        let Some(mut terminal) = Terminal::run(&top) else { return };
+        let begun = terminal.until("12.00");
+        assert!(begun.contains(OTHER_SCREEN) && !begun.contains(BACK), "{begun:?}");
+        let process = begun.split_once("process ").unwrap().1.split_once('.').unwrap().0;
+        let process = rustix::process::Pid::from_raw(process.parse().unwrap()).unwrap();
+        rustix::process::kill_process(process, rustix::process::Signal::TERM).unwrap();
+        terminal.until(BACK);
+        assert!(terminal.child.wait().unwrap().success());
     });
 }
