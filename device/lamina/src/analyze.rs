@@ -1,5 +1,6 @@
 //! `lamina analyze`: tables, JSON or a drawing of what the device would make of checkpoints.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use lamina_codec::kv::KvLayout;
 use lamina_device::analyze::derived::{DerivedReport, DerivedSums, derived};
 use lamina_device::analyze::layers::KvReport;
 use lamina_device::analyze::packkv::{PackKvReport, Scales, packkv};
-use lamina_device::analyze::report::{Figures, RoundedReport, TensorReport};
+use lamina_device::analyze::report::{Figures, RoundedReport};
 use lamina_device::analyze::{AnalyzeOptions, Report, plot};
 use lamina_device::layout::Layout;
 use lamina_device::model::ModelFile;
@@ -182,10 +183,16 @@ fn print_tensors(out: &mut impl Write, report: &Report, codecs: &[&str], many_fi
     head.extend(word.iter().map(String::as_str));
     head.extend(["limit", "of limit", "fp8", "int4"]);
     let mut table = new_table(&head, 2);
+    let of = if many_files {
+        told_apart(report.tensors.iter().map(|tensor| tensor.file.as_str()))
+    } else {
+        BTreeMap::new()
+    };
     for tensor in &report.tensors {
         let figures = &tensor.figures;
+        let name = shown(&tensor.name);
         let mut row = vec![
-            name(tensor, many_files),
+            of.get(tensor.file.as_str()).map_or_else(|| name.clone(), |file| format!("{file}: {name}")),
             format!("{}{}", tensor.format, if matches!(tensor.layout, Layout::Kv(_)) { " kv" } else { "" }),
             count(figures.elements),
             BinaryBytes(figures.logical_bytes).to_string(),
@@ -369,14 +376,22 @@ fn print_planes(out: &mut impl Write, figures: &Figures, codecs: &[&str]) -> Res
     Ok(())
 }
 
-/// A tensor's name.
-fn name(tensor: &TensorReport, with_file: bool) -> String {
-    let name = shown(&tensor.name);
-    if !with_file {
-        return name;
-    }
-    let file = Path::new(&tensor.file).file_name().unwrap_or_default().to_string_lossy();
-    format!("{file}: {name}")
+/// The files' names, each with as many of the directories above it as tell it from the others.
+fn told_apart<'p>(paths: impl Iterator<Item = &'p str>) -> BTreeMap<&'p str, String> {
+    let paths: BTreeSet<_> = paths.collect();
+    let last = |path: &str, parts: usize| {
+        let all: Vec<_> = Path::new(path).components().collect();
+        all[all.len().saturating_sub(parts)..].iter().collect::<PathBuf>()
+    };
+    let name = |path: &str| {
+        let is_told = |parts: &usize| {
+            paths.iter().filter(|other| last(other, *parts) == last(path, *parts)).count() == 1
+        };
+        // A file that is named twice in different words is told by neither.
+        let parts = (1..=Path::new(path).components().count()).find(is_told);
+        shown(&parts.map_or_else(|| path.to_owned(), |parts| last(path, parts).display().to_string()))
+    };
+    paths.iter().map(|path| (*path, name(path))).collect()
 }
 
 /// What comes from a file, without what a terminal would obey.
@@ -410,4 +425,23 @@ fn percent(part: Option<f64>) -> String {
 
 fn count(count: u64) -> String {
     HumanCount(count).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_one_name_are_told_by_the_directories_above_them() {
+        let told = |paths: &[&str]| told_apart(paths.iter().copied()).into_values().collect::<Vec<_>>();
+        assert_eq!(
+            told(&["/m/a/model.gguf", "/m/b/model.gguf", "/m/b/model.gguf"]),
+            ["a/model.gguf", "b/model.gguf"]
+        );
+        assert_eq!(told(&["/m/a/one", "/m/a/two"]), ["one", "two"]);
+        assert_eq!(told(&["/m/a/x/one", "/n/a/x/one", "/n/two"]), ["m/a/x/one", "n/a/x/one", "two"]);
+        assert_eq!(told(&["./one", "one"]), ["./one", "one"]);
+        assert_eq!(told(&["a/one", "one"]), ["a/one", "one"]);
+        assert_eq!(told(&["a\u{1b}[2J/one", "b/one"]), ["a\\u{1b}[2J/one", "b/one"]);
+    }
 }

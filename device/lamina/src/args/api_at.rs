@@ -1,7 +1,7 @@
 //! Where a device's API answers.
 
 use std::fmt;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
@@ -61,8 +61,20 @@ impl FromStr for ApiAt {
         let address = text.strip_prefix("http://").unwrap_or(text).trim_end_matches('/');
         let local = address.strip_prefix("localhost:").and_then(|port| port.parse().ok());
         let local = local.map(|port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
-        let address = address.parse().ok().or(local);
-        Ok(address.map_or_else(|| Self::Socket(text.into()), Self::Address))
+        if let Some(address) = address.parse().ok().or(local) {
+            return Ok(Self::Address(address));
+        }
+        // What can only have been meant for an address would be missed as a socket.
+        let is_host =
+            |text: &str| text == "localhost" || text.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
+        let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
+        let has_port = is_host(host) && port.bytes().all(|digit| digit.is_ascii_digit());
+        if text.starts_with("http://") || is_host(address) || has_port {
+            return Err(
+                "an address is ADDRESS:PORT with a port up to 65535, as 127.0.0.1:8080; a socket of such a name is ./NAME",
+            );
+        }
+        Ok(Self::Socket(text.into()))
     }
 }
 
@@ -93,8 +105,21 @@ mod tests {
         assert_eq!(at("[::1]:9").to_string(), "[::1]:9");
         assert!("".parse::<ApiAt>().is_err());
         assert_eq!(at(ApiAt::UNSAID), ApiAt::Usual(Arc::default()));
-        for text in ["api.sock", "./127.0.0.1:8080", "/run/lamina/api.sock", "localhost:x", "127.0.0.1"] {
+        for text in ["api.sock", "./127.0.0.1:8080", "/run/lamina/api.sock", "localhost:x", "a:1", "1"] {
             assert_eq!(at(text), ApiAt::Socket(text.into()), "{text}");
+        }
+        let bad = [
+            "127.0.0.1:99999",
+            "localhost:65536",
+            "127.0.0.1",
+            "[::1]",
+            "::1",
+            "localhost",
+            "localhost:",
+            "http://a:1",
+        ];
+        for text in bad {
+            assert!(text.parse::<ApiAt>().unwrap_err().contains("ADDRESS:PORT"), "{text}");
         }
     }
 }
