@@ -35,7 +35,7 @@ pub(crate) use self::partitions::{GuestSpec, PartitionArgs};
 pub(crate) use self::pool::{Holds, PoolAt, PoolCommand, PoolReplay};
 pub(crate) use self::reproduce::Reproduce;
 pub(crate) use self::traced::{
-    Compare, Convert, Elastic, Other, Paced, Record, Replacement, Replayed, Trace,
+    Compare, Convert, Elastic, Other, Paced, Record, Replacement, Replayed, Trace, Traced,
 };
 pub(crate) use self::values::{DiskArg, bytes, kv_layout, run_dir};
 use self::values::{codecs, disks, packkv_scales, shape};

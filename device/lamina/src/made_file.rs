@@ -3,11 +3,13 @@
 
 use std::fs::{self, File, Metadata, Permissions};
 use std::io::{self, ErrorKind, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use tempfile::Builder;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use tempfile::{Builder, NamedTempFile};
 
 /// Writes the file. What was there before goes only when the new one is on the disk, and other hard
 /// links of it keep it; where the file itself may be written and nothing else, it is written over.
@@ -49,6 +51,49 @@ fn replace(path: &Path, there: Option<&Metadata>, bytes: &[u8]) -> io::Result<()
     file.as_file().sync_all()?;
     file.persist(&path).map_err(|why| why.error)?;
     Ok(())
+}
+
+/// A new file that gets its name when it is whole. Until then it has none, so that nothing is left
+/// of it whatever ends this process; where files must have one, it has another.
+pub(crate) enum Part {
+    Unnamed(File),
+    Named(NamedTempFile),
+}
+
+impl Part {
+    /// One that may get this path later.
+    pub(crate) fn beside(path: &Path) -> io::Result<Self> {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mut prefix = path.file_name().ok_or(ErrorKind::InvalidFilename)?.to_owned();
+        // As any file: less what the umask takes.
+        let unnamed = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        if let Ok(file) = rustix::fs::open(folder, unnamed, Mode::from_raw_mode(0o666)) {
+            return Ok(Self::Unnamed(file.into()));
+        }
+        prefix.push(".part-");
+        let mut named = Builder::new();
+        named.prefix(&prefix).permissions(Permissions::from_mode(0o666));
+        Ok(Self::Named(named.tempfile_in(folder)?))
+    }
+
+    /// What is written.
+    pub(crate) fn file(&self) -> &File {
+        match self {
+            Self::Unnamed(file) => file,
+            Self::Named(file) => file.as_file(),
+        }
+    }
+
+    /// Gives it its name, which nobody else has.
+    pub(crate) fn name(self, path: &Path) -> io::Result<()> {
+        match self {
+            Self::Unnamed(file) => {
+                let opened = format!("/proc/self/fd/{}", file.as_raw_fd());
+                Ok(rustix::fs::linkat(CWD, opened, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
+            }
+            Self::Named(file) => file.persist_noclobber(path).map(drop).map_err(|why| why.error),
+        }
+    }
 }
 
 /// Refuses, before minutes of work, an `option` whose file cannot be made or is one of those that
@@ -99,8 +144,6 @@ pub(crate) fn not_over<'p>(
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd;
-
     use super::*;
 
     #[test]
@@ -133,6 +176,26 @@ mod tests {
             let refused = write(path, b"x").unwrap_err();
             assert!(format!("{refused:#}").contains(why), "{refused:#}");
         }
+    }
+
+    #[test]
+    fn a_part_has_no_name_until_it_is_whole_and_takes_nobody_elses() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let named = Builder::new().prefix("file.part-").tempfile_in(&folder).unwrap();
+        for part in [Part::beside(&path).unwrap(), Part::Named(named)] {
+            let _ = fs::remove_file(&path);
+            if matches!(part, Part::Unnamed(_)) {
+                assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "only the other one");
+            }
+            part.file().write_all(b"all").unwrap();
+            part.name(&path).unwrap();
+            assert_eq!(fs::read(&path).unwrap(), b"all");
+        }
+        let late = Part::beside(&path).unwrap();
+        assert_eq!(late.name(&path).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        assert_eq!(fs::read(&path).unwrap(), b"all");
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
     }
 
     #[test]

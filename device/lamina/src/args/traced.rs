@@ -29,9 +29,8 @@ Examples:
   Another index cache:
       lamina compare work.trace --index-entries 8192 --index-ways 8")]
 pub(crate) struct Compare {
-    /// The trace.
-    #[arg(value_name = "TRACE")]
-    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) traced: Traced,
     /// The designs.
     #[arg(
         long,
@@ -45,6 +44,18 @@ pub(crate) struct Compare {
     /// Print JSON instead of tables.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// A trace that is read.
+#[derive(Debug, Args)]
+pub(crate) struct Traced {
+    /// The trace.
+    #[arg(value_name = "TRACE")]
+    pub(crate) file: PathBuf,
+    /// Take a trace that was cut short as far as it is whole: that of a recorder that was killed,
+    /// or whose disk was full.
+    #[arg(long)]
+    pub(crate) cut: bool,
 }
 
 /// How a trace is replayed.
@@ -119,9 +130,8 @@ pub(crate) enum Trace {
     Record(Record),
     /// Say what a trace holds.
     Show {
-        /// The trace.
-        #[arg(value_name = "TRACE")]
-        file: PathBuf,
+        #[command(flatten)]
+        traced: Traced,
         /// Print so many of its requests, too.
         #[arg(long, default_value_t = 0, value_name = "REQUESTS")]
         requests: u64,
@@ -131,9 +141,8 @@ pub(crate) enum Trace {
     },
     /// Replay a trace through one design, and say how fast that went.
     Replay {
-        /// The trace.
-        #[arg(value_name = "TRACE")]
-        file: PathBuf,
+        #[command(flatten)]
+        traced: Traced,
         /// The design.
         #[arg(long, default_value = "trace")]
         design: String,
@@ -206,6 +215,9 @@ pub(crate) struct Convert {
     /// Whose form IN has.
     #[arg(long, value_enum)]
     pub(crate) from: Option<Other>,
+    /// Export a trace that was cut short as far as it is whole.
+    #[arg(long)]
+    pub(crate) cut: bool,
     /// The design whose lines are exported.
     #[arg(long, default_value = "plain")]
     pub(crate) design: String,

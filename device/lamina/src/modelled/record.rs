@@ -1,7 +1,7 @@
 //! `lamina trace record`: takes the trace of a device at work, as it comes, into a file.
 //!
 //! Everything that comes is checked on its way. However it ends, what was whole is in a file that
-//! opens.
+//! opens, with `--cut` if this program was killed or found no room for the end.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, IsTerminal, Read};
@@ -52,7 +52,8 @@ pub(crate) async fn record(args: &Record) -> Result<()> {
         Ok(recorded) => recorded,
         Err(why) if holds_something(&args.file) => {
             let file = args.file.display();
-            return Err(why.context(format!("{file} is cut short, with what came before in it")));
+            let cut = format!("{file} is cut short; `lamina trace show --cut {file}` shows what came before");
+            return Err(why.context(cut));
         }
         Err(why) => {
             // What cannot be removed is said to be wrong anyway.

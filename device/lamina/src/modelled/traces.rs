@@ -1,14 +1,14 @@
 //! `lamina compare` and `lamina trace`.
 
 use std::collections::BTreeSet;
-use std::fs::{File, Permissions};
-use std::io::{self, BufRead, BufReader, BufWriter, Write};
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use indicatif::{BinaryBytes, HumanCount};
+use lamina_model::ModelError;
 use lamina_model::controller::{CacheConfig, Policy};
 use lamina_model::dram::Profile;
 use lamina_model::dram::profile::PROFILES;
@@ -22,16 +22,19 @@ use serde_json::json;
 
 use super::compared::print;
 use super::watched::Watched;
-use crate::args::{Compare, Convert, Other, Paced, Replacement, Replayed, Trace};
+use crate::args::{Compare, Convert, Other, Paced, Replacement, Replayed, Trace, Traced};
+use crate::made_file;
 use crate::out;
 use crate::table::new_table;
+
+/// Bytes that a line of somebody's trace may have.
+const MAX_LINE: u64 = 4096;
 
 /// Replays one trace through several designs and prints.
 pub(crate) fn compare(args: &Compare) -> Result<()> {
     let subjects = args.design.iter().map(|name| Subject::named(name)).collect::<Result<Vec<_>, _>>()?;
     let options = options(&args.replayed)?;
-    let comparison = replay::compare(&mut open(&args.file)?, &subjects, &options)
-        .with_context(|| format!("{}", args.file.display()))?;
+    let comparison = read(&args.traced, |reader| Ok(replay::compare(reader, &subjects, &options)?))?;
     let mut text = Vec::new();
     print(&mut text, &comparison, args.json)?;
     Ok(out::text(&text)?)
@@ -42,16 +45,13 @@ pub(crate) fn trace(command: &Trace) -> Result<()> {
     let mut text = Vec::new();
     match command {
         Trace::Record(_) => bail!("a recording waits for a device"),
-        Trace::Show { file, requests, json } => {
-            let reader = open(file)?;
-            show(&mut text, reader, *requests, *json).with_context(|| format!("{}", file.display()))?;
+        Trace::Show { traced, requests, json } => {
+            read(traced, |reader| show(&mut text, reader, *requests, *json))?;
         }
-        Trace::Replay { file, design, replayed, json } => {
+        Trace::Replay { traced, design, replayed, json } => {
             let (subject, options) = (Subject::named(design)?, options(replayed)?);
-            let mut reader = open(file)?;
             let started = Instant::now();
-            let comparison = replay::compare(&mut reader, &[subject], &options)
-                .with_context(|| format!("{}", file.display()))?;
+            let comparison = read(traced, |reader| Ok(replay::compare(reader, &[subject], &options)?))?;
             let seconds = started.elapsed().as_secs_f64();
             print(&mut text, &comparison, *json)?;
             if !json {
@@ -74,9 +74,39 @@ pub(crate) fn trace(command: &Trace) -> Result<()> {
     Ok(out::text(&text)?)
 }
 
-fn open(path: &Path) -> Result<Reader<BufReader<Watched>>> {
-    let file = Watched::open(path)?;
-    Reader::new(BufReader::with_capacity(1 << 20, file)).with_context(|| format!("{}", path.display()))
+/// Does something with a trace, from its beginning to its end.
+fn read<T>(traced: &Traced, work: impl FnOnce(&mut Reader<BufReader<Watched>>) -> Result<T>) -> Result<T> {
+    let file = Watched::open(&traced.file)?;
+    read_from(BufReader::with_capacity(1 << 20, file), traced.cut, &traced.file, work)
+        .with_context(|| format!("{}", traced.file.display()))
+}
+
+/// As [`read`], of a file that is open.
+fn read_from<T>(
+    file: BufReader<Watched>,
+    cut: bool,
+    path: &Path,
+    work: impl FnOnce(&mut Reader<BufReader<Watched>>) -> Result<T>,
+) -> Result<T> {
+    let mut reader = Reader::new(file)?;
+    if cut {
+        reader = reader.up_to_a_cut();
+    }
+    let done = work(&mut reader);
+    if reader.is_cut() && !cut {
+        return done.context("--cut takes what is whole");
+    }
+    let done = done?;
+    reader.check_end()?;
+    if reader.is_cut() {
+        let (requests, blocks) = reader.given();
+        let (requests, blocks) = (HumanCount(requests), HumanCount(blocks));
+        tracing::warn!(
+            "{} is cut short: it has {requests} requests and {blocks} layouts of blocks",
+            path.display()
+        );
+    }
+    Ok(done)
 }
 
 /// The module that is asked for, if there is one.
@@ -124,7 +154,7 @@ fn options(args: &Replayed) -> Result<Options> {
     })
 }
 
-fn show(out: &mut impl Write, mut reader: Reader<BufReader<Watched>>, shown: u64, json: bool) -> Result<()> {
+fn show(out: &mut impl Write, reader: &mut Reader<BufReader<Watched>>, shown: u64, json: bool) -> Result<()> {
     let Header { seen, device_bytes } = reader.header();
     let (mut views, mut requests, mut first) = (Vec::new(), Vec::new(), Vec::new());
     let (mut kinds, mut guests) = ([0_u64; 3], BTreeSet::new());
@@ -227,27 +257,41 @@ fn converted(args: &Convert, input: BufReader<Watched>) -> Result<u64> {
     if path.symlink_metadata().is_ok() {
         return Err(io::Error::from(io::ErrorKind::AlreadyExists)).with_context(cannot);
     }
-    let mut prefix = path.file_name().with_context(cannot)?.to_owned();
-    prefix.push(".part-");
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let part = tempfile::Builder::new()
-        .prefix(&prefix)
-        // As any file: less what the umask takes.
-        .permissions(Permissions::from_mode(0o666))
-        .tempfile_in(folder.unwrap_or(Path::new(".")))
-        .with_context(cannot)?;
-    let lines = convert(args, input, BufWriter::new(part.as_file()))
-        .with_context(|| format!("{}", args.from_file.display()))?;
-    part.persist_noclobber(path).map_err(|why| why.error).with_context(cannot)?;
+    let part = made_file::Part::beside(path).with_context(cannot)?;
+    let lines = convert(args, input, BufWriter::new(part.file())).map_err(|why| {
+        let is_of_out = why.is::<Unwritten>();
+        if is_of_out { why } else { why.context(args.from_file.display().to_string()) }
+    })?;
+    part.name(path).with_context(cannot)?;
     Ok(lines)
 }
 
+/// What is converted to cannot be written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write {}: {why}", path.display())]
+struct Unwritten {
+    path: PathBuf,
+    why: io::Error,
+}
+
+/// The next line of a text, if there is one.
+fn next_line<'t>(input: &mut impl BufRead, number: u64, text: &'t mut Vec<u8>) -> Result<Option<&'t str>> {
+    text.clear();
+    input.take(MAX_LINE + 1).read_until(b'\n', text)?;
+    if text.len() as u64 > MAX_LINE {
+        bail!("line {number} has more than {MAX_LINE} bytes");
+    }
+    let text = std::str::from_utf8(text).with_context(|| format!("line {number} is no text"))?;
+    Ok((!text.is_empty()).then_some(text))
+}
+
 /// Converts, and gives how many lines were.
-fn convert(args: &Convert, input: BufReader<Watched>, mut output: BufWriter<&File>) -> Result<u64> {
+fn convert(args: &Convert, mut input: BufReader<Watched>, mut output: BufWriter<&File>) -> Result<u64> {
     let form = |other| match other {
         Other::Dramsim3 => Form::Dramsim3,
         Other::Ramulator2 => Form::Ramulator2,
     };
+    let cannot_write = |why| Unwritten { path: args.to_file.clone(), why };
     let mut lines = 0;
     match (args.from, args.to) {
         (Some(from), _) => {
@@ -255,14 +299,17 @@ fn convert(args: &Convert, input: BufReader<Watched>, mut output: BufWriter<&Fil
                 bail!("--dram none has no cycles: it must name the module whose cycles the times of IN are");
             };
             let header = Header { seen: Seen::Lines, device_bytes: args.device };
-            let mut writer = Writer::new(output, header)?;
-            writer.view(&View::full(args.bits))?;
+            // No header is what no reader takes.
+            header.check()?;
+            let mut writer = Writer::new(output, header).map_err(cannot_write)?;
+            writer.view(&View::full(args.bits)).map_err(cannot_write)?;
             let mut before = 0;
-            for (number, line) in (0..).zip(input.lines()) {
-                let Some(access) = form(from).read(number, &line?)? else { continue };
+            let mut text = Vec::new();
+            for line in 1.. {
+                let Some(text) = next_line(&mut input, line, &mut text)? else { break };
+                let Some(access) = form(from).read(line - 1, text)? else { continue };
                 let LineAccess { address: asked, write, cycle } = access;
                 let address = asked / 64 * 64;
-                let line = number + 1;
                 if address.checked_add(64).is_none_or(|end| end > args.device) {
                     bail!("address of line {line} is {asked:#x}: past the device's {:#x} bytes", args.device);
                 }
@@ -274,11 +321,12 @@ fn convert(args: &Convert, input: BufReader<Watched>, mut output: BufWriter<&Fil
                     bail!("cycle of line {line} is {cycle}: it must be at most {MAX_TIME_NS} ns from 0");
                 }
                 let (length, view, guest, served) = (64, 0, 0, None);
-                writer.request(&Request { time_ns, address, length, view, guest, write, served })?;
+                let request = Request { time_ns, address, length, view, guest, write, served };
+                writer.request(&request).map_err(cannot_write)?;
                 before = cycle;
                 lines += 1;
             }
-            writer.finish()?;
+            writer.finish().map_err(cannot_write)?;
         }
         (None, Some(to)) => {
             let options = options(&args.replayed)?;
@@ -287,21 +335,25 @@ fn convert(args: &Convert, input: BufReader<Watched>, mut output: BufWriter<&Fil
                     "--dram none has no cycles for --pace recorded: it must name the module whose cycles OUT says"
                 );
             }
-            let mut reader = Reader::new(input)?;
             let subject = Subject::named(&args.design)?;
             let mut text = String::new();
             let form = form(to);
-            let mut unwritten = Ok(());
-            replay::lines(&mut reader, subject, &options, |access| {
-                text.clear();
-                form.write(&mut text, access);
-                if unwritten.is_ok() {
-                    unwritten = output.write_all(text.as_bytes());
-                }
-                lines += 1;
-                Ok(())
-            })?;
-            unwritten.and_then(|()| output.flush())?;
+            let mut unwritten = None;
+            let read = read_from(input, args.cut, &args.from_file, |reader| {
+                Ok(replay::lines(reader, subject, &options, |access| {
+                    text.clear();
+                    form.write(&mut text, access);
+                    lines += 1;
+                    output.write_all(text.as_bytes()).map_err(|why| {
+                        let ends = ModelError::Form { what: "the replay".to_owned(), why: why.to_string() };
+                        unwritten = Some(cannot_write(why));
+                        ends
+                    })
+                })?)
+            });
+            unwritten.map_or(Ok(()), Err)?;
+            read?;
+            output.flush().map_err(cannot_write)?;
         }
         (None, None) => bail!("--from or --to says whose form is which"),
     }
@@ -310,6 +362,8 @@ fn convert(args: &Convert, input: BufReader<Watched>, mut output: BufWriter<&Fil
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use clap::Parser;
 
     use super::*;
@@ -438,6 +492,54 @@ mod tests {
             let why = refused(&[&convert[..], &[way, "dramsim3", "--dram", "ddr5-5600"]].concat());
             assert!(why.contains("/nonexistent") && !why.contains("cannot be used"), "{why}");
         }
+    }
+
+    #[test]
+    fn a_trace_that_was_cut_short_is_read_if_that_is_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let [theirs, ours, text] = ["theirs.txt", "ours.trace", "text.txt"].map(path);
+        std::fs::write(&theirs, "LD 0x0\n".repeat(1000)).unwrap();
+        run(&["trace", "convert", &theirs, &ours, "--from", "ramulator2"]).unwrap();
+        let whole = std::fs::read(&ours).unwrap();
+        std::fs::write(&ours, &whole[..whole.len() - 1]).unwrap();
+        let to = ["trace", "convert", &ours, &text, "--to", "ramulator2"];
+        for command in [&["compare", &ours][..], &["trace", "show", &ours], &["trace", "replay", &ours], &to]
+        {
+            let why = format!("{:#}", run(command).unwrap_err());
+            assert!(why.contains("1000 requests and 0 blocks before it are whole"), "{why}");
+            assert!(why.contains("--cut") && why.matches(&ours).count() == 1, "{why}");
+            run(&[command, &["--cut"]].concat()).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(&text).unwrap().lines().count(), 1000);
+        // Two in one file are not half read.
+        std::fs::write(&ours, [&whole[..], &whole[..]].concat()).unwrap();
+        std::fs::remove_file(&text).unwrap();
+        for command in [&["compare", &ours][..], &["trace", "show", &ours, "--cut"], &to] {
+            let why = format!("{:#}", run(command).unwrap_err());
+            assert!(why.contains("bytes behind its end"), "{why}");
+        }
+        assert!(!Path::new(&text).exists());
+    }
+
+    #[test]
+    fn lines_have_a_bound_and_are_text() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let [theirs, ours] = ["theirs.txt", "ours.trace"].map(path);
+        let refused = || {
+            let words = ["trace", "convert", &theirs, &ours, "--from", "ramulator2"];
+            format!("{:#}", run(&words).unwrap_err())
+        };
+        // Longer than anybody has memory for.
+        let sparse = File::create(&theirs).unwrap();
+        sparse.set_len(1 << 40).unwrap();
+        assert!(refused().ends_with("line 1 has more than 4096 bytes"), "{}", refused());
+        std::fs::write(&theirs, b"LD 0x0\nLD \xff\n").unwrap();
+        assert!(refused().contains("line 2 is no text"), "{}", refused());
+        std::fs::write(&theirs, "LD 0x0\nLD \u{1b}[31mX").unwrap();
+        assert!(!refused().contains('\u{1b}'), "{}", refused());
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
     }
 
     #[test]

@@ -45,8 +45,16 @@ pub struct Reader<R: Read> {
     planes: Arc<[u16]>,
     requests: u64,
     blocks: u64,
-    over: bool,
-    cut: bool,
+    state: State,
+    takes_cut: bool,
+}
+
+/// How far a trace is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Goes,
+    Over,
+    Cut,
 }
 
 /// Bytes that a part of a bundle may have: a block and its checks.
@@ -57,9 +65,18 @@ fn form(why: String) -> ModelError {
 }
 
 /// Fills `bytes`, or says that the trace was cut short and what of it is `whole`.
-fn fill(from: &mut impl Read, bytes: &mut [u8], what: &str, whole: &str) -> Result<(), ModelError> {
+fn fill(
+    from: &mut impl Read,
+    bytes: &mut [u8],
+    what: &str,
+    whole: &str,
+    state: &mut State,
+) -> Result<(), ModelError> {
     from.read_exact(bytes).map_err(|why| match why.kind() {
-        ErrorKind::UnexpectedEof => form(format!("it is cut short: {what} is not whole; {whole}")),
+        ErrorKind::UnexpectedEof => {
+            *state = State::Cut;
+            form(format!("it is cut short: {what} is not whole; {whole}"))
+        }
         _ => form(format!("{what} cannot be read: {why}")),
     })
 }
@@ -75,7 +92,7 @@ impl<R: Read> Reader<R> {
     /// It is no trace, one of another version, or damaged.
     pub fn new(mut from: R) -> Result<Self, ModelError> {
         let mut bytes = [0; HEADER];
-        fill(&mut from, &mut bytes, "the header", "nothing behind it is there")?;
+        fill(&mut from, &mut bytes, "the header", "nothing behind it is there", &mut State::Goes)?;
         if &bytes[..8] != MAGIC {
             return Err(form("it does not begin with LAMTRACE".to_owned()));
         }
@@ -114,14 +131,37 @@ impl<R: Read> Reader<R> {
             planes: Arc::default(),
             requests: 0,
             blocks: 0,
-            over: false,
-            cut: false,
+            state: State::Goes,
+            takes_cut: false,
         })
+    }
+
+    /// Takes where the trace is cut short, if it is, for its end.
+    #[must_use]
+    pub fn up_to_a_cut(self) -> Self {
+        Self { takes_cut: true, ..self }
+    }
+
+    /// Refuses what lies behind the end of a trace that was read to it.
+    ///
+    /// # Errors
+    /// There are more bytes, or they cannot be read.
+    pub fn check_end(&mut self) -> Result<(), ModelError> {
+        match self.from.read(&mut [0]) {
+            Ok(0) => Ok(()),
+            Ok(_) => Err(form("it has bytes behind its end".to_owned())),
+            Err(why) => Err(form(format!("what is behind its end cannot be read: {why}"))),
+        }
     }
 
     /// Whether it ended before it was over: what was given so far is whole.
     pub fn is_cut(&self) -> bool {
-        self.cut
+        self.state == State::Cut
+    }
+
+    /// Requests and blocks that were given so far.
+    pub fn given(&self) -> (u64, u64) {
+        (self.requests, self.blocks)
     }
 
     /// Whether the next item is the first of a chunk, so that one who follows a trace may wait for
@@ -141,7 +181,7 @@ impl<R: Read> Reader<R> {
     /// The trace is cut short, damaged, or says what cannot be.
     pub fn next_item(&mut self) -> Result<Option<Item>, ModelError> {
         while self.left == 0 {
-            if self.over {
+            if self.state == State::Over || self.is_cut() && self.takes_cut {
                 return Ok(None);
             }
             self.next_chunk()?;
@@ -168,11 +208,16 @@ impl<R: Read> Reader<R> {
     }
 
     fn next_chunk(&mut self) -> Result<(), ModelError> {
+        let read = self.read_chunk();
+        if self.is_cut() && self.takes_cut { Ok(()) } else { read }
+    }
+
+    fn read_chunk(&mut self) -> Result<(), ModelError> {
         self.chunk += 1;
         let mut header = [0; CHUNK_HEADER];
-        self.cut = true;
         let whole = format!("{} requests and {} blocks before it are whole", self.requests, self.blocks);
-        fill(&mut self.from, &mut header, &format!("chunk {} or the last one", self.chunk), &whole)?;
+        let what = format!("chunk {} or the last one", self.chunk);
+        fill(&mut self.from, &mut header, &what, &whole, &mut self.state)?;
         let (records, length) = (u32_at(&header, 4), u32_at(&header, 8));
         let bytes = usize::try_from(length).unwrap_or(usize::MAX);
         let tags = if self.version > 2 { "VBWRLE" } else { "VBRLE" };
@@ -180,8 +225,8 @@ impl<R: Read> Reader<R> {
             return Err(self.wrong(&format!("is of kind {} with {length} bytes", header[0])));
         }
         self.payload.resize(bytes, 0);
-        fill(&mut self.from, &mut self.payload, &format!("chunk {}", self.chunk), &whole)?;
-        self.cut = false;
+        let what = format!("chunk {}", self.chunk);
+        fill(&mut self.from, &mut self.payload, &what, &whole, &mut self.state)?;
         let check = crc32c::crc32c_append(crc32c::crc32c(&header[..12]), &self.payload);
         if check != u32_at(&header, 12) {
             return Err(self.wrong("is damaged: the checksum differs"));
@@ -196,7 +241,7 @@ impl<R: Read> Reader<R> {
                     self.wrong(&format!("counts {requests} requests and {blocks} blocks, not {counted}"))
                 );
             }
-            self.over = true;
+            self.state = State::Over;
         }
         Ok(())
     }

@@ -129,6 +129,41 @@ fn a_trace_that_is_cut_anywhere_is_refused() {
     );
 }
 
+#[test]
+fn a_trace_that_is_cut_is_taken_up_to_there_if_that_is_asked_for() {
+    let items = items();
+    let bytes = written(&items[..200]);
+    let mut most = 0;
+    for length in HEADER..=bytes.len() {
+        let mut reader = Reader::new(&bytes[..length]).unwrap().up_to_a_cut();
+        let mut given = Vec::new();
+        while let Some(item) = reader.next_item().unwrap() {
+            given.push(item);
+        }
+        assert_eq!(given, items[..given.len()], "{length}");
+        assert_eq!(reader.is_cut(), length < bytes.len(), "{length}");
+        assert!(given.len() >= most, "{length}");
+        most = given.len();
+        let requests = given.iter().filter(|item| matches!(item, Item::Request(_))).count();
+        assert_eq!(reader.given().0, requests as u64);
+        reader.check_end().unwrap();
+    }
+    assert_eq!(most, 200);
+    // What is damaged is no end.
+    let mut damaged = bytes.clone();
+    damaged[HEADER + CHUNK_HEADER] ^= 1;
+    let refused = Reader::new(&damaged[..]).unwrap().up_to_a_cut().next_item();
+    assert!(refused.unwrap_err().to_string().contains("is damaged"));
+}
+
+#[test]
+fn what_lies_behind_the_end_is_told() {
+    let bytes = [written(&items()[..200]), b"x".to_vec()].concat();
+    let mut reader = Reader::new(&bytes[..]).unwrap();
+    while reader.next_item().unwrap().is_some() {}
+    assert!(reader.check_end().unwrap_err().to_string().contains("bytes behind its end"));
+}
+
 /// By hand, as versions 1 and 2 laid them out.
 #[test]
 fn traces_of_versions_1_and_2_are_read() {
