@@ -1,5 +1,10 @@
 //! What is wrong with what a model was given.
 
+use crate::text::printable;
+
+/// Characters of a wrong value that are shown.
+const MAX_SHOWN: usize = 100;
+
 /// Why nothing was modelled.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum ModelError {
@@ -36,7 +41,19 @@ impl ModelError {
         value: &(impl ToString + ?Sized),
         must: &(impl ToString + ?Sized),
     ) -> Self {
-        Self::Field { field: field.to_owned(), value: value.to_string(), must: must.to_string() }
+        let value = value.to_string();
+        // Files may hold anything, and messages are read.
+        let value = match value.char_indices().nth(MAX_SHOWN) {
+            Some((end, _)) => format!("{}…", printable(&value[..end])),
+            None => printable(&value),
+        };
+        Self::Field { field: field.to_owned(), value, must: must.to_string() }
+    }
+
+    /// An error of a whole file or text, as others say it: in several lines, perhaps.
+    pub(crate) fn form(what: &str, why: &str) -> Self {
+        let lines = why.trim_end().lines().map(printable);
+        Self::Form { what: what.to_owned(), why: lines.collect::<Vec<_>>().join("\n") }
     }
 
     /// The same error with the name of the file that it is in.
@@ -49,5 +66,18 @@ impl ModelError {
 
     pub(crate) fn missing(field: &str) -> Self {
         Self::Missing { field: field.to_owned() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_value_is_shown_as_far_as_it_is_read() {
+        let told = |value: &str| ModelError::field("f", value, "less").to_string();
+        assert_eq!(told(&"ä".repeat(MAX_SHOWN)), format!("f is {}: it must be less", "ä".repeat(MAX_SHOWN)));
+        assert_eq!(told("\u{1b}[2J"), "f is \\u{1b}[2J: it must be less");
+        assert_eq!(told(&"ä".repeat(1 << 20)), format!("f is {}…: it must be less", "ä".repeat(MAX_SHOWN)));
     }
 }

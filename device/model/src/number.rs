@@ -28,7 +28,8 @@ pub(crate) fn rounded(figure: f64, places: i32) -> f64 {
 
 /// A figure as it is written, with an exponent where it has many digits.
 pub(crate) fn shown(figure: f64) -> String {
-    if figure.is_finite() && figure.abs() >= 1e18 { format!("{figure:e}") } else { figure.to_string() }
+    let is_long = figure.is_finite() && figure != 0.0 && !(1e-6..1e18).contains(&figure.abs());
+    if is_long { format!("{figure:e}") } else { figure.to_string() }
 }
 
 /// `value`, if it is within bounds.
@@ -37,4 +38,15 @@ pub(crate) fn within(field: &str, value: f64, bounds: RangeInclusive<f64>) -> Re
         return Ok(value);
     }
     Err(ModelError::field(field, &shown(value), &format!("from {} to {}", bounds.start(), bounds.end())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_is_shown_in_a_few_digits() {
+        let all = [0.0, 1.5, -3.0, 1e-6, 1e-300, -1e300, f64::INFINITY, f64::NAN].map(shown);
+        assert_eq!(all, ["0", "1.5", "-3", "0.000001", "1e-300", "-1e300", "inf", "NaN"]);
+    }
 }

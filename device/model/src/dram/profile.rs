@@ -226,7 +226,7 @@ impl Profile {
     /// # Errors
     /// What is missing or absurd, by its name.
     pub fn parse(name: &str, text: &str) -> Result<Self, ModelError> {
-        let form = |why: toml::de::Error| ModelError::Form { what: name.to_owned(), why: why.to_string() };
+        let form = |why: toml::de::Error| ModelError::form(name, &why.to_string());
         let profile: Self = toml::from_str(text).map_err(form)?;
         profile.check().map_err(|why| why.within_file(name))?;
         Ok(profile)
@@ -285,7 +285,7 @@ impl Profile {
         let c = &self.currents;
         within("currents.vdd", c.vdd, 0.1..=10.0)?;
         within("currents.vpp", c.vpp, 0.0..=10.0)?;
-        for (field, current, least) in [
+        let all = [
             ("idd0", c.idd0, c.idd2n),
             ("idd2n", c.idd2n, 0.0),
             ("idd3n", c.idd3n, c.idd2n),
@@ -298,7 +298,12 @@ impl Profile {
             ("ipp4r", c.ipp4r, c.ipp3n),
             ("ipp4w", c.ipp4w, c.ipp3n),
             ("ipp5b", c.ipp5b, c.ipp2n),
-        ] {
+        ];
+        // Each by itself, before it is another's bound.
+        for (field, current, _) in all {
+            within(&format!("currents.{field}"), current, 0.0..=1e5)?;
+        }
+        for (field, current, least) in all {
             within(&format!("currents.{field}"), current, least..=1e5)?;
         }
         Ok(())

@@ -459,6 +459,10 @@ fn absurd_modules_are_refused_by_field() {
     assert!(refused(&|p| p.timing.refi = 700).contains("timing.refi is 700"));
     assert!(refused(&|p| p.timing.tck_ps = f64::NAN).contains("timing.tck_ps"));
     assert!(refused(&|p| p.currents.idd4r = 1.0).contains("currents.idd4r is 1"));
+    for wrong in [f64::NAN, f64::INFINITY, 1e308, -1.0] {
+        assert!(refused(&|p| p.currents.idd2n = wrong).contains("currents.idd2n is"), "{wrong}");
+        assert!(refused(&|p| p.currents.ipp2n = wrong).contains("currents.ipp2n is"), "{wrong}");
+    }
     assert!(refused(&|p| p.timing.ccd_s = 1).contains("timing.ccd_s"));
     assert!(Dram::new(&profile(), 0).err().unwrap().to_string().contains("mshr is 0"));
     assert!(Profile::named("ddr4").unwrap_err().to_string().contains("ddr5-4800"));

@@ -61,6 +61,10 @@ fn lines(
         let (field, second) = next(second)?;
         let bits = bits(&field, second)?;
         within(&format!("bits of line {number}"), f64::from(bits), 0.0..=f64::from(base))?;
+        // As of a number that is written with a comma.
+        if let Some(more) = fields.next() {
+            return Err(ModelError::field(&format!("end of line {number}"), more, "nothing more"));
+        }
         chunks.push(Chunk { weights, bits });
     }
     if chunks.is_empty() {

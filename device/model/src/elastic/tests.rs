@@ -111,6 +111,8 @@ fn mixes_and_maps_are_read_and_absurd_ones_refused() {
         ("12\n", "bits of line 1 is missing"),
         ("\na 1\n", "weights of line 2 is a: it must be a whole number"),
         ("1 1\n100 99\n", "bits of line 2 is 99: it must be from 0 to 16"),
+        ("1,000,000 8", "end of line 1 is 000: it must be nothing more"),
+        ("100 8 more", "end of line 1 is more: it must be nothing more"),
         ("0 8", "weights of line 1 is 0: it must be from 1 to 1125899906842624"),
         ("", "a line of weights and bits is missing"),
         ("# nothing\n\n", "a line of weights and bits is missing"),

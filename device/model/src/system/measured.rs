@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::{RATIOS, Ratios};
 use crate::ModelError;
+use crate::text::printable;
 
 /// Bytes before and after, of weights and of KV.
 #[derive(Default)]
@@ -52,8 +53,8 @@ pub fn from_json(name: &str, text: &str, otherwise: &[Ratios; 3]) -> Result<[Rat
 }
 
 fn read(name: &str, text: &str, otherwise: &[Ratios; 3]) -> Result<[Ratios; 3], ModelError> {
-    let form = |why: String| ModelError::Form { what: name.to_owned(), why };
-    let json: Value = serde_json::from_str(text).map_err(|why| form(why.to_string()))?;
+    let form = |why: &str| ModelError::form(name, why);
+    let json: Value = serde_json::from_str(text).map_err(|why| form(&why.to_string()))?;
     let ratios = if json.get("total").is_some() {
         analysis(name, &json, otherwise)?
     } else if json.get("decode").is_some() {
@@ -64,7 +65,7 @@ fn read(name: &str, text: &str, otherwise: &[Ratios; 3]) -> Result<[Ratios; 3], 
         written(name, &json, otherwise)?
     } else {
         let forms = "it is neither of `lamina analyze --json` nor of /stats nor a decode run's report, nor has it `trace` or `gcomp`, as in {\"trace\": {\"kv\": 1.5, \"weights\": 1.3}}";
-        return Err(form(forms.to_owned()));
+        return Err(form(forms));
     };
     ratios.iter().try_for_each(Ratios::check)?;
     Ok(ratios)
@@ -99,7 +100,7 @@ fn analysis(name: &str, json: &Value, otherwise: &[Ratios; 3]) -> Result<[Ratios
         let word = tensor.pointer("/word_major/zstd").and_then(Value::as_f64);
         gcomp.add(tensor, before, word.filter(|ratio| *ratio > 0.0).map_or(0.0, |ratio| before / ratio));
     }
-    let source = format!("measured: {name}, {codec}");
+    let source = format!("measured: {name}, {}", printable(codec));
     let words = format!("measured: {name}, words by zstd");
     Ok([
         otherwise[0].clone(),
@@ -166,6 +167,12 @@ fn decoded(name: &str, json: &Value, otherwise: &[Ratios; 3]) -> Result<[Ratios;
 fn written(name: &str, json: &Value, otherwise: &[Ratios; 3]) -> Result<[Ratios; 3], ModelError> {
     let one = |design: &'static str, otherwise: &Ratios| {
         let Some(given) = json.get(design) else { return Ok(otherwise.clone()) };
+        let unknown = given
+            .as_object()
+            .and_then(|given| given.keys().find(|key| !["kv", "weights", "source"].contains(&key.as_str())));
+        if let Some(unknown) = unknown {
+            return Err(ModelError::field(&format!("a key of {design}"), unknown, "kv, weights or source"));
+        }
         let mut missing = Vec::new();
         let mut ratio = |of: &'static str, otherwise: f64| {
             let Some(found) = given.get(of).filter(|found| !found.is_null()) else {
@@ -181,7 +188,7 @@ fn written(name: &str, json: &Value, otherwise: &[Ratios; 3]) -> Result<[Ratios;
             return Err(ModelError::missing(&format!("{design}: kv or weights")));
         }
         let source = given.get("source").and_then(Value::as_str);
-        let mut source = source.map_or_else(|| format!("given: {name}"), str::to_owned);
+        let mut source = source.map_or_else(|| format!("given: {name}"), printable);
         if let [missing] = missing[..] {
             source = format!("{source}; {missing}: {}", otherwise.source);
         }

@@ -80,18 +80,18 @@ impl Shape {
     /// # Errors
     /// What is missing or absurd, by its name and the file's.
     pub fn parse(name: &str, text: &str, weight_bits: Option<f64>) -> Result<Self, ModelError> {
-        let form = |why: String| ModelError::Form { what: name.to_owned(), why };
+        let form = |why: &str| ModelError::form(name, why);
         let has_ending =
             Path::new(name).extension().is_some_and(|ending| ending.eq_ignore_ascii_case("json"));
         let is_json = has_ending || text.trim_start().starts_with('{');
         let shape = if is_json {
-            let config: Value = serde_json::from_str(text).map_err(|why| form(why.to_string()))?;
+            let config: Value = serde_json::from_str(text).map_err(|why| form(&why.to_string()))?;
             if !config.is_object() {
-                return Err(form("it must be an object, as the config.json of a model is".to_owned()));
+                return Err(form("it must be an object, as the config.json of a model is"));
             }
             from_config(name, &config, weight_bits)
         } else {
-            let shape: Self = toml::from_str(text).map_err(|why| form(why.to_string()))?;
+            let shape: Self = toml::from_str(text).map_err(|why| form(&why.to_string()))?;
             Ok(Self { weight_bits: weight_bits.unwrap_or(shape.weight_bits), ..shape })
         };
         let shape = shape.map(|shape| Self {
@@ -182,7 +182,11 @@ impl Config<'_> {
 /// biases, routers and tables of positions are left out: under a hundredth of GPT-2's 124 million,
 /// and less the larger a model is.
 fn from_config(name: &str, config: &Value, bits: Option<f64>) -> Result<Shape, ModelError> {
-    let text = config.get("text_config").filter(|text| text.is_object()).unwrap_or(config);
+    let text = match config.get("text_config") {
+        None | Some(Value::Null) => config,
+        Some(text) if text.is_object() => text,
+        Some(other) => return Err(ModelError::field("text_config", other, "an object")),
+    };
     let config = Config { text, whole: config };
     let (family, source) = family(&config);
     refuse_unmodelled(&config)?;
@@ -231,7 +235,8 @@ fn from_config(name: &str, config: &Value, bits: Option<f64>) -> Result<Shape, M
             (of(experts), of(used))
         }
     };
-    let tied = config.said("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(family.tied);
+    let name_of_tied = "tie_word_embeddings";
+    let tied = switch(name_of_tied, config.said(name_of_tied))?.unwrap_or(family.tied);
     let embedding = vocabulary * hidden;
     let rest = layers * attention + embedding * if tied { 1.0 } else { 2.0 };
     // Of the input embedding a token reads one row.
@@ -371,17 +376,30 @@ fn refuse_unmodelled(config: &Config<'_>) -> Result<(), ModelError> {
             return Err(ModelError::field(name, &value, &format!("{must}: {INSTEAD}")));
         }
     }
-    let types = config.text.get("layer_types").and_then(Value::as_array);
+    let types = match config.text.get("layer_types") {
+        None | Some(Value::Null) => None,
+        Some(Value::Array(types)) => Some(types),
+        Some(other) => return Err(ModelError::field("layer_types", other, "a list")),
+    };
     let other = types.into_iter().flatten().find(|of| !of.as_str().is_some_and(|of| ATTENTION.contains(&of)));
     let must = || format!("of {}: {INSTEAD}", ATTENTION.join(", "));
     other.map_or(Ok(()), |other| Err(ModelError::field("layer_types", other, &must())))
 }
 
+/// What a switch says, if it is there.
+fn switch(name: &str, value: Option<&Value>) -> Result<Option<bool>, ModelError> {
+    match value {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Bool(is_on)) => Ok(Some(*is_on)),
+        Some(other) => Err(ModelError::field(name, other, "true or false")),
+    }
+}
+
 /// Heads of KV. A Falcon of the older architecture has one, whatever else it says.
 fn kv_heads(config: &Config<'_>, family: &Family, heads: f64) -> Result<f64, ModelError> {
-    let is = |name: &str, otherwise| config.text.get(name).and_then(Value::as_bool).unwrap_or(otherwise);
+    let is = |name, otherwise| Ok(switch(name, config.text.get(name))?.unwrap_or(otherwise));
     let names = ["num_key_value_heads", "num_kv_heads", "n_head_kv"];
-    if is("multi_query", family.multi_query) && !is("new_decoder_architecture", false) {
+    if is("multi_query", family.multi_query)? && !is("new_decoder_architecture", false)? {
         return Ok(1.0);
     }
     let kv_heads = config.or(&names, heads)?;
@@ -414,16 +432,18 @@ fn zero_or(config: &Config<'_>, name: &str) -> Result<f64, ModelError> {
 
 fn weight_bits(config: &Config<'_>) -> Result<f64, ModelError> {
     if let Some(quantised) = config.said("quantization_config") {
-        if let Some(bits) = quantised.get("bits").and_then(Value::as_f64) {
+        if let Some(bits) = quantised.get("bits").filter(|bits| !bits.is_null()) {
+            let must = || ModelError::field("quantization_config.bits", bits, "a number");
+            let bits = bits.as_f64().ok_or_else(must)?;
             return within("quantization_config.bits", bits, 1.0..=64.0);
         }
         let method = quantised.get("quant_method").and_then(Value::as_str);
-        let is = |name: &str| quantised.get(name).and_then(Value::as_bool) == Some(true);
+        let is = |name| Ok::<_, ModelError>(switch(name, quantised.get(name))? == Some(true));
         return match method {
             Some("fp8" | "fbgemm_fp8") => Ok(8.0),
             Some("mxfp4") => Ok(4.25),
-            Some("bitsandbytes") if is("load_in_4bit") => Ok(4.0),
-            Some("bitsandbytes") if is("load_in_8bit") => Ok(8.0),
+            Some("bitsandbytes") if is("load_in_4bit")? => Ok(4.0),
+            Some("bitsandbytes") if is("load_in_8bit")? => Ok(8.0),
             Some(other) => {
                 let must = "fp8, fbgemm_fp8, mxfp4 or bitsandbytes, or have bits beside it; --weight-bits says them, too";
                 Err(ModelError::field("quantization_config.quant_method", other, must))

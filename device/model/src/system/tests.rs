@@ -317,6 +317,8 @@ fn absurd_configs_are_refused_by_file_field_and_bound() {
         assert_eq!(refused(text), "a.json: it must be an object, as the config.json of a model is");
     }
     assert!(refused("[1").starts_with("a.json: EOF") && refused("").starts_with("a.json: EOF"));
+    let why = Shape::parse("a.toml", "layers = 1\n\u{1b}[2J = 2", None).unwrap_err().to_string();
+    assert!(why.contains("\\u{1b}[2J") && why.contains('\n') && !why.contains('\u{1b}'), "{why}");
     let of = |from: &str, to: &str| {
         let text = config("");
         assert!(text.contains(from));
@@ -348,6 +350,24 @@ fn absurd_configs_are_refused_by_file_field_and_bound() {
         (quantised(r#"{"quant_method": "awq"}"#), method("awq")),
         (quantised(r#"{"quant_method": "gptq", "bits": null}"#), method("gptq")),
         (quantised("{}"), "quantization_config.bits is missing".to_owned()),
+        (
+            quantised(r#"{"quant_method": "gptq", "bits": "4"}"#),
+            "quantization_config.bits is \"4\": it must be a number".to_owned(),
+        ),
+        (
+            quantised(r#"{"quant_method": "bitsandbytes", "load_in_4bit": 1}"#),
+            "load_in_4bit is 1: it must be true or false".to_owned(),
+        ),
+        (
+            config(r#", "tie_word_embeddings": "true""#),
+            "tie_word_embeddings is \"true\": it must be true or false".to_owned(),
+        ),
+        (
+            config(r#", "model_type": "gpt_bigcode", "multi_query": 0"#),
+            "multi_query is 0: it must be true or false".to_owned(),
+        ),
+        (config(r#", "layer_types": "x""#), "layer_types is \"x\": it must be a list".to_owned()),
+        (config(r#", "text_config": [1,2]"#), "text_config is [1,2]: it must be an object".to_owned()),
         (quantised(r#"{"bits": 0}"#), "quantization_config.bits is 0: it must be from 1 to 64".to_owned()),
     ] {
         assert_eq!(refused(&text), format!("a.json: {why}"));
@@ -429,6 +449,10 @@ fn measured_ratios_are_read_from_what_lamina_prints() {
         (r#"{"trace": {"kv": "1"}}"#, "trace kv ratio is \"1\": it must be a number from 0.5 to 4096"),
         (r#"{"trace": {}}"#, "trace: kv or weights is missing"),
         (
+            r#"{"trace": {"kv": 1, "weigths": 3}}"#,
+            "a key of trace is weigths: it must be kv, weights or source",
+        ),
+        (
             r#"{"device": {"mode": "trace"}, "tensors": [{"logical_bytes": 1, "written_bytes": 1, "stored_bytes": 1}, {}]}"#,
             "/tensors/1/stored_bytes is missing",
         ),
@@ -443,6 +467,8 @@ fn measured_ratios_are_read_from_what_lamina_prints() {
     let [_, _, trace] = from_json("g.json", r#"{"trace": {"weights": 1.3}}"#, &otherwise).unwrap();
     assert_close(&[trace.kv, trace.weights], &[1.88, 1.3]);
     assert!(trace.source.starts_with("given: g.json; kv: TRACE"), "{}", trace.source);
+    let escaping = r#"{"trace": {"kv": 2, "weights": 1, "source": "\u001b]0;x"}}"#;
+    assert_eq!(from_json("g.json", escaping, &otherwise).unwrap()[2].source, "\\u{1b}]0;x");
 }
 
 /// By hand: two tensors that are full, each beside one that is empty and one of which a tenth was
