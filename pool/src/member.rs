@@ -27,6 +27,8 @@ const LEFT: u64 = 2;
 const MAX_INCARNATIONS: u32 = 1 << 23;
 /// A node counts on so many times within the timeout.
 const COUNTS: u64 = 8;
+/// Gaps between looks, at whomever, in which a node may become silent, however long they are.
+const MIN_GAPS: u64 = 4;
 
 /// Milliseconds between two turns of what a node does now and then.
 pub(crate) fn interval(host: &dyn Host) -> u64 {
@@ -82,16 +84,33 @@ struct Beat {
     next: u64,
 }
 
+/// A node's look at the others. Its clock goes on by its looks, and by little from one to the
+/// next: of what a node missed because it was stopped itself nobody else is to blame.
 #[derive(Default)]
 struct Watch {
     seen: Vec<Seen>,
     next: u64,
+    /// The last look, by the host's clock.
+    looked: u64,
+    clock: u64,
+}
+
+impl Watch {
+    /// Looks now, and says what time that is.
+    fn look(&mut self, host: &dyn Host) -> u64 {
+        let now = host.now();
+        let gap = now.saturating_sub(self.looked).min((host.timeout() / MIN_GAPS).max(1));
+        self.looked = now;
+        self.clock = self.clock.saturating_add(gap);
+        self.clock
+    }
 }
 
 #[derive(Clone, Copy, Default)]
 struct Seen {
     word: u64,
     count: u64,
+    /// By the watch's clock.
     since: u64,
 }
 
@@ -147,14 +166,14 @@ impl Member {
         lines.set(at + CANDIDATE, 0)?;
         lines.post(at, word)?;
         let now = host.now();
-        let seen = Seen { since: now, ..Seen::default() };
+        let watch = Watch { seen: vec![Seen::default(); nodes as usize], looked: now, ..Watch::default() };
         Ok(Self {
             node,
             incarnation,
             word,
             beat: Mutex::default(),
             lead: AtomicU64::new(0),
-            watch: Mutex::new(Watch { seen: vec![seen; nodes as usize], next: 0 }),
+            watch: Mutex::new(watch),
             void: (0..nodes).map(|_| AtomicU32::new(0)).collect(),
             dead: Mutex::default(),
             has_died: state == JOINED,
@@ -252,7 +271,7 @@ impl Member {
             LEFT => Life::Left(incarnation),
             JOINED if node == self.node => Life::Alive(incarnation),
             JOINED => {
-                let now = self.host.now();
+                let now = watch.look(&*self.host);
                 let seen = &mut watch.seen[node as usize];
                 if (seen.word, seen.count) != (word, count) {
                     *seen = Seen { word, count, since: now };
@@ -279,7 +298,7 @@ impl Member {
         self.lines.post(own, 1)?;
         self.lines.told()?;
         for node in (0..self.layout.geometry.nodes).filter(|node| *node != self.node) {
-            let began = self.host.now();
+            let (began, mut turns) = (self.host.now(), 0);
             loop {
                 let (life, stands) = self.look(watch, node)?;
                 match life {
@@ -289,13 +308,19 @@ impl Member {
                     _ => break,
                 }
                 // Who comes first goes first; who comes later waits here until the others are done.
+                // One of them may be stopped: this node stands again in its next turn, and does
+                // until then what needs no manager. A look may take long, so there are at least
+                // two, between which one that comes later has made way.
                 let waited = self.host.now().saturating_sub(began);
-                if node < self.node || waited > self.host.max_wait() {
+                let most = interval(&*self.host).min(self.host.max_wait());
+                if node < self.node || turns > 0 && waited > most {
                     self.lines.post(own, 0)?;
+                    watch.next = self.host.now() + interval(&*self.host);
                     return Ok(());
                 }
                 self.beat()?;
-                self.host.relax(0);
+                self.host.relax(turns);
+                turns = turns.saturating_add(1);
             }
         }
         // Alone. Somebody may have been here before.
@@ -322,21 +347,21 @@ impl Member {
         Ok(())
     }
 
+    /// The node and incarnation of a manager's word, if they are any node's.
+    fn manager_of(&self, manager: u64) -> Option<(u32, u32)> {
+        let (node, incarnation) = ((manager >> 24 & 0xff) as u32, manager as u32 & 0xff_ffff);
+        (incarnation > 0 && node < self.layout.geometry.nodes).then_some((node, incarnation))
+    }
+
     /// Whether a manager's word is nobody's who manages.
     fn is_vacant(&self, watch: &mut Watch, manager: u64) -> Result<bool, PoolError> {
-        let (node, incarnation) = ((manager >> 24 & 0xff) as u32, manager as u32 & 0xff_ffff);
-        if incarnation == 0 || node >= self.layout.geometry.nodes {
-            return Ok(true);
-        }
+        let Some((node, incarnation)) = self.manager_of(manager) else { return Ok(true) };
         Ok(self.look(watch, node)?.0 != Life::Alive(incarnation))
     }
 
     /// Sees to it that a manager that does not manage cannot.
     fn has_ended(&self, watch: &mut Watch, manager: u64) -> Result<bool, PoolError> {
-        let (node, incarnation) = ((manager >> 24 & 0xff) as u32, manager as u32 & 0xff_ffff);
-        if incarnation == 0 || node >= self.layout.geometry.nodes {
-            return Ok(true);
-        }
+        let Some((node, incarnation)) = self.manager_of(manager) else { return Ok(true) };
         Ok(match self.look(watch, node)?.0 {
             Life::Silent(silent) if silent == incarnation => self.host.revoke(node, incarnation),
             Life::Alive(alive) => alive != incarnation,
@@ -565,6 +590,71 @@ mod tests {
     use crate::local::{self, Processes};
     use crate::mem::CxlMem;
     use crate::pool::Pool;
+
+    /// A machine whose time goes on by its waits alone, and on which nobody is known to be dead.
+    struct Waits {
+        clock: AtomicU64,
+        /// The most turns that a wait had.
+        turns: AtomicU32,
+        may_manage: bool,
+    }
+
+    impl Host for Waits {
+        fn now(&self) -> u64 {
+            self.clock.load(Ordering::Relaxed)
+        }
+
+        fn relax(&self, turns: u32) {
+            self.clock.fetch_add(1, Ordering::Relaxed);
+            self.turns.fetch_max(turns, Ordering::Relaxed);
+        }
+
+        fn timeout(&self) -> u64 {
+            2_000
+        }
+
+        fn max_wait(&self) -> u64 {
+            60_000
+        }
+
+        fn may_manage(&self) -> bool {
+            self.may_manage
+        }
+
+        fn is_gone(&self, _: u32, _: u32) -> bool {
+            false
+        }
+
+        fn revoke(&self, _: u32, _: u32) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_stopped_while_it_stands_for_election_holds_nobody_up_for_long() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pool");
+        local::create(&path, &Geometry::fitting(8 << 20)).unwrap();
+        let memory = local::memory(&path).unwrap();
+        let host =
+            |may_manage| Arc::new(Waits { clock: AtomicU64::new(0), turns: AtomicU32::new(0), may_manage });
+        let stopped = Pool::attach(memory.clone(), host(false), 5).unwrap();
+        let stands = stopped.member.layout.node(5) + CANDIDATE;
+        memory.store(stands, &1_u64.to_le_bytes()).unwrap();
+        let machine = host(true);
+        let pool = Pool::attach(memory.clone(), machine.clone(), 0).unwrap();
+        let (waited, most) = (machine.now(), interval(&*machine));
+        assert!((most..2 * most).contains(&waited), "{waited}");
+        // It sleeps in between.
+        assert!(u64::from(machine.turns.load(Ordering::Relaxed)) + 2 >= most);
+        assert!(!pool.member.leads());
+        pool.put("object", b"its bytes").unwrap();
+        // It stands again when that one does not any more.
+        memory.store(stands, &[0; 8]).unwrap();
+        machine.clock.fetch_add(most, Ordering::Relaxed);
+        pool.serve().unwrap();
+        assert!(pool.member.leads());
+    }
 
     #[test]
     fn a_number_that_was_attached_too_often_is_refused_whatever_its_word_says() {

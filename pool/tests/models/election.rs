@@ -75,6 +75,10 @@ impl Model for Election {
                     } else if self.without_order {
                         At::Stands(word, other + 1)
                     } else {
+                        // It waits, or has waited long enough and stands again later.
+                        let mut withdrawn = state.clone();
+                        withdrawn.nodes[node] = At::Retreats;
+                        then.push(withdrawn);
                         At::Stands(word, other)
                     }
                 }

@@ -245,7 +245,7 @@ fn replaced_at(
             }
         }),
         Box::new(|| {
-            while left.load(Ordering::Relaxed) > 0 && !world.memory.is_dead(0) {
+            while left.load(Ordering::Relaxed) > 0 && !world.memory.is_dead(0) && !world.is_over() {
                 world.clock.fetch_add(1, Ordering::Relaxed);
                 let_others();
             }

@@ -92,6 +92,24 @@ pub(crate) fn intended(seed: u64, left_out: Option<LeftOut>) -> Told {
     end(&world, wrong.into_inner().unwrap())
 }
 
+/// A node counts on for long, and does nothing else. Who manages never takes it for dead.
+pub(crate) fn watched(seed: u64, left_out: Option<LeftOut>) -> Told {
+    let world = World::new(seed, false, &small());
+    let (manager, one) = (world.attach(0).map_err(failed)?, world.attach(1).map_err(failed)?);
+    let turn = || {
+        // Time enough for a count and a look.
+        world.clock.fetch_add(60, Ordering::Relaxed);
+        one.serve().and_then(|()| manager.serve()).map_err(failed)
+    };
+    turn()?;
+    world.leave_out(left_out, false);
+    // Three times what it takes to be dead.
+    for _ in 0..20 {
+        turn()?;
+    }
+    end(&world, if world.memory.is_revoked(1) { vec!["it is revoked".into()] } else { Vec::new() })
+}
+
 /// A reader dies with what it reads pinned, and comes never again. Who manages clears the pin, and
 /// another, whose place it is, frees what was read.
 pub(crate) fn unpinned(seed: u64, left_out: Option<LeftOut>) -> Told {
@@ -269,6 +287,36 @@ pub(crate) fn comings(seed: u64, left_out: Option<LeftOut>) -> Told {
         say("no end".into());
     }
     end(&world, wrong.into_inner().unwrap())
+}
+
+/// All hosts are stopped together for long, and one goes on before the others.
+#[test]
+fn hosts_that_were_stopped_together_take_none_of_them_for_dead() {
+    for seed in 0..6 {
+        let world = World::new(seed, seed % 2 == 0, &small());
+        let pools: Vec<_> = (0..3).map(|node| world.attach(node).unwrap()).collect();
+        let go_on = |which: &[usize], turns: u32| {
+            for _ in 0..turns {
+                world.clock.fetch_add(1, Ordering::Relaxed);
+                for node in which {
+                    pools[*node].serve().unwrap();
+                }
+            }
+        };
+        let revoked = || (0..3).filter(|node| world.memory.is_revoked(*node)).collect::<Vec<_>>();
+        for first in 0..3 {
+            // They know each other.
+            go_on(&[0, 1, 2], 900);
+            // Ten times what it takes to be dead.
+            world.clock.fetch_add(4000, Ordering::Relaxed);
+            go_on(&[first], 100);
+            assert_eq!(revoked(), [0; 0], "seed {seed}: {first} goes on first");
+        }
+        // Who does not go on is dead nevertheless.
+        go_on(&[0, 1, 2], 100);
+        go_on(&[0, 1], 1000);
+        assert_eq!(revoked(), [2], "seed {seed}");
+    }
 }
 
 /// A node dies while it takes a run of chunks, and another takes what of it was still free before

@@ -11,7 +11,7 @@ use lamina_pool::{Chain, Geometry, Index, IndexServer, Key, Object, Pool, PoolEr
 use crate::basics::bytes;
 use crate::classes::classes;
 use crate::index::replaced;
-use crate::rare::{comings, held, intended, unpinned, withdrawn};
+use crate::rare::{comings, held, intended, unpinned, watched, withdrawn};
 use crate::schedules::{Plan, schedule};
 use crate::world::{Work, World, let_others};
 
@@ -21,7 +21,7 @@ pub(crate) type Told = Result<BTreeSet<Site>, Vec<String>>;
 /// A scene, by seed and by what is left out.
 pub(crate) type Scene = fn(u64, Option<LeftOut>) -> Told;
 
-pub(crate) const SCENES: [(&str, Scene); 25] = [
+pub(crate) const SCENES: [(&str, Scene); 26] = [
     ("creates", creates),
     ("numbers", numbers),
     ("pinned", pinned),
@@ -47,6 +47,7 @@ pub(crate) const SCENES: [(&str, Scene); 25] = [
     ("held", held),
     ("comings", comings),
     ("intended", intended),
+    ("watched", watched),
 ];
 
 fn of(plan: Plan, seed: u64, left_out: Option<LeftOut>) -> Told {
@@ -589,7 +590,7 @@ fn elections(seed: u64, left_out: Option<LeftOut>) -> Told {
         Box::new(|| {
             for life in 0..2 {
                 while !world.memory.is_dead(0) {
-                    if done.load(Ordering::Relaxed) > 3 {
+                    if done.load(Ordering::Relaxed) > 3 || world.is_over() {
                         return;
                     }
                     let_others();
@@ -795,7 +796,7 @@ fn messages(seed: u64, left_out: Option<LeftOut>) -> Told {
         Box::new(|| client(2)),
         // It starts again.
         Box::new(|| {
-            while !world.memory.is_dead(0) && done.load(Ordering::Relaxed) < 2 {
+            while !world.memory.is_dead(0) && done.load(Ordering::Relaxed) < 2 && !world.is_over() {
                 let_others();
             }
             if done.load(Ordering::Relaxed) < 2 {

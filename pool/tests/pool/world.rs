@@ -220,6 +220,11 @@ impl World {
         self.declared.lock().unwrap().get(&at).cloned().unwrap_or_default()
     }
 
+    /// Whether a run did not end and is given up: who touches no memory has to look.
+    pub(crate) fn is_over(&self) -> bool {
+        self.frozen.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn now(&self) -> u64 {
         self.steps.load(Ordering::Relaxed)
     }
