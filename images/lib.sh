@@ -28,12 +28,15 @@ die() {
 }
 
 # Whatever ends a recipe says so.
+work=
 failed() {
-    say "error: line $1 failed: $2"
-    [ ! -s "${work:-}/log" ] || tail -n 5 -- "$work/log" >&2
+    # What fails in a subshell fails in this one, too, if it counts.
+    [ "$BASH_SUBSHELL" = 0 ] || return 0
+    say "error: line $2 of ${1##*/} failed: $3"
+    [ -z "$work" ] || [ ! -s "$work/log" ] || tail -n 5 -- "$work/log" >&2
 }
 set -E
-trap 'failed "$LINENO" "$BASH_COMMAND"' ERR
+trap 'failed "${BASH_SOURCE[0]}" "$LINENO" "$BASH_COMMAND"' ERR
 
 # need COMMAND PACKAGE: refuses to go on without a command, naming the package that has it.
 need() {
@@ -65,8 +68,9 @@ provide() {
     need flock util-linux
     cache=${LAMINA_CACHE:-${XDG_CACHE_HOME:-${HOME:?is not set, and neither is LAMINA_CACHE}/.cache}/lamina}
     cache=$(realpath -m -- "$cache")
-    # Loaders' and preloads' lists are split at these, and make takes no others.
-    [[ $cache != *[[:space:]:]* ]] || die "the path of the cache folder '$cache' has a space or a colon" "set LAMINA_CACHE to a folder without"
+    # Loaders' and preloads' lists are split at these, and make takes no spaces.
+    [[ $cache != *[[:space:]:\;]* ]] ||
+        die "the path of the cache folder '$cache' has a space, a colon or a semicolon" "set LAMINA_CACHE to a folder without"
     local parts=("$images/lib.sh" "$images/$recipe")
     [ ! -d "$images/$recipe.d" ] || parts+=("$images/$recipe.d"/*)
     key=$(cat -- "${parts[@]}" | sha256sum | cut -c1-12)

@@ -60,6 +60,11 @@ pub(crate) enum Part {
     Named(NamedTempFile),
 }
 
+/// The path by which this process has a file open.
+fn opened(file: &File) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
 impl Part {
     /// One that may get this path later.
     pub(crate) fn beside(path: &Path) -> io::Result<Self> {
@@ -68,7 +73,11 @@ impl Part {
         // As any file: less what the umask takes.
         let unnamed = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         if let Ok(file) = rustix::fs::open(folder, unnamed, Mode::from_raw_mode(0o666)) {
-            return Ok(Self::Unnamed(file.into()));
+            let file = File::from(file);
+            // What names it later.
+            if fs::exists(opened(&file)).unwrap_or(false) {
+                return Ok(Self::Unnamed(file));
+            }
         }
         prefix.push(".part-");
         let mut named = Builder::new();
@@ -88,8 +97,7 @@ impl Part {
     pub(crate) fn name(self, path: &Path) -> io::Result<()> {
         match self {
             Self::Unnamed(file) => {
-                let opened = format!("/proc/self/fd/{}", file.as_raw_fd());
-                Ok(rustix::fs::linkat(CWD, opened, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
+                Ok(rustix::fs::linkat(CWD, opened(&file), CWD, path, AtFlags::SYMLINK_FOLLOW)?)
             }
             Self::Named(file) => file.persist_noclobber(path).map(drop).map_err(|why| why.error),
         }

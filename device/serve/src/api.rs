@@ -51,7 +51,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{self, FromRequest, FromRequestParts, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderName, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{MethodRouter, delete, get, post};
@@ -84,6 +84,9 @@ pub const MAX_BODY: usize = 1 << 20;
 pub const MAX_TENSORS_BODY: usize = 32 << 20;
 /// How long a body may take to arrive.
 pub const BODY_TIME: Duration = Duration::from_secs(10);
+
+/// Pages that other sites may link to.
+const PAGES: [&str; 2] = ["/", "/planner"];
 
 /// What the page may do: nothing from elsewhere, and its own inline script and style.
 const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -417,15 +420,17 @@ fn is_json(headers: &HeaderMap) -> Result<(), Refusal> {
 
 /// Refuses what [`is_foreign`].
 async fn not_foreign(request: Request, next: Next) -> Response {
-    match is_foreign(request.headers()) {
+    // A link to a page that somebody follows is theirs.
+    let is_page = request.method() == Method::GET && PAGES.contains(&request.uri().path());
+    match is_foreign(request.headers(), is_page) {
         Some(error) => Refusal::new(StatusCode::FORBIDDEN, error).into_response(),
         None => next.run(request).await,
     }
 }
 
 /// Why a request is refused that does not name this host by a loopback name, or that a browser says
-/// another page had it send.
-fn is_foreign(headers: &HeaderMap) -> Option<String> {
+/// another page had it send, but for a page that is gone to.
+fn is_foreign(headers: &HeaderMap, is_page: bool) -> Option<String> {
     let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let host = text(header::HOST).unwrap_or_default();
     if !is_loopback_name(host) {
@@ -435,8 +440,7 @@ fn is_foreign(headers: &HeaderMap) -> Option<String> {
     let site = text(HeaderName::from_static("sec-fetch-site"));
     let is_own = site.is_none_or(|site| ["same-origin", "none"].contains(&site))
         && text(header::ORIGIN).is_none_or(|origin| origin.strip_prefix("http://") == Some(host));
-    // A link that somebody follows is theirs.
-    let is_followed = text(HeaderName::from_static("sec-fetch-dest")) == Some("document");
+    let is_followed = is_page && text(HeaderName::from_static("sec-fetch-dest")) == Some("document");
     let error = "a page of another site asks this; the API answers to its own pages only";
     (!is_own && !is_followed).then(|| error.to_owned())
 }

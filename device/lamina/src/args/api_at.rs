@@ -69,9 +69,9 @@ impl FromStr for ApiAt {
             |text: &str| text == "localhost" || text.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
         let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
         let has_port = is_host(host) && port.bytes().all(|digit| digit.is_ascii_digit());
-        if text.starts_with("http://") || is_host(address) || has_port {
+        if text.contains("://") || is_host(address) || has_port {
             return Err(
-                "an address is ADDRESS:PORT with a port up to 65535, as 127.0.0.1:8080; a socket of such a name is ./NAME",
+                "an address is ADDRESS:PORT, of an IP address or localhost and a port up to 65535, as 127.0.0.1:8080; a socket of such a name is ./NAME",
             );
         }
         Ok(Self::Socket(text.into()))
@@ -117,6 +117,7 @@ mod tests {
             "localhost",
             "localhost:",
             "http://a:1",
+            "https://localhost:1",
         ];
         for text in bad {
             assert!(text.parse::<ApiAt>().unwrap_err().contains("ADDRESS:PORT"), "{text}");

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use indicatif::BinaryBytes;
 use lamina_qemu::find::{FindError, Install, PROGRAM, ProbeError};
+use lamina_qemu::recipe::{self, RecipeError};
 use lamina_qemu::version::OLDEST;
-use lamina_qemu::{Accel, Qemu, Version, recipe};
+use lamina_qemu::{Accel, Qemu, Version};
 use lamina_serve::private_dir::Fault;
 use lamina_serve::{PrivateDir, ServeError, fuse_present};
 use lamina_store::host_memory::HostMemory;
@@ -51,6 +52,7 @@ pub(super) fn all() -> Vec<Finding> {
         ),
         kvm(Accel::detect(), File::options().read(true).write(true).open("/dev/kvm").map(drop)),
         image(in_path("mmdebstrap"), cached("guest-").is_some()),
+        kept(recipe::cache()),
         processor(&features()),
         memory(HostMemory::of_this_host(None).left()),
         descriptors(limit(Resource::RLIMIT_NOFILE)),
@@ -310,6 +312,18 @@ fn shared(bytes: Option<u64>) -> Finding {
     }
 }
 
+fn kept(cache: Result<PathBuf, RecipeError>) -> Finding {
+    let what = "cache";
+    match cache {
+        Err(why) => Finding::limited(what, "none", why.to_string()),
+        Ok(path) if path.to_string_lossy().contains(|c: char| c.is_whitespace() || ":;".contains(c)) => {
+            let why = "no guest can be booted: it has a space, a colon or a semicolon; set LAMINA_CACHE";
+            Finding::limited(what, path.display().to_string(), why)
+        }
+        Ok(path) => Finding::ok(what, path.display().to_string(), "QEMU and guests' images are kept there"),
+    }
+}
+
 /// The QEMU that `images/tools` unpacked before.
 fn unpacked() -> Option<Qemu> {
     Qemu::probe(&cached("tools-")?, OLDEST).ok()
@@ -354,6 +368,15 @@ mod tests {
         let mend = finding.mend.as_deref().unwrap_or_default();
         let all = format!("{} {} {mend}", finding.found, finding.means);
         assert!(finding.verdict == verdict && all.contains(part), "{part}: {finding:?}");
+    }
+
+    #[test]
+    fn a_cache_from_which_no_guest_boots_is_told() {
+        says(&kept(Err(RecipeError::NoCache)), Verdict::Limited, "LAMINA_CACHE");
+        for path in ["/a cache", "/a:b", "/a;b"] {
+            says(&kept(Ok(path.into())), Verdict::Limited, "no guest can be booted");
+        }
+        says(&kept(Ok("/cache".into())), Verdict::Ok, "/cache");
     }
 
     #[test]

@@ -52,8 +52,8 @@ pub(crate) async fn record(args: &Record) -> Result<()> {
         Ok(recorded) => recorded,
         Err(why) if holds_something(&args.file) => {
             let file = args.file.display();
-            let cut = format!("{file} is cut short; `lamina trace show --cut {file}` shows what came before");
-            return Err(why.context(cut));
+            let cut = "what came before is in it; --cut reads it if it has no end";
+            return Err(why.context(format!("{file}: {cut}")));
         }
         Err(why) => {
             // What cannot be removed is said to be wrong anyway.

@@ -88,6 +88,7 @@ fn read_from<T>(
     path: &Path,
     work: impl FnOnce(&mut Reader<BufReader<Watched>>) -> Result<T>,
 ) -> Result<T> {
+    let has_end = file.get_ref().is_file();
     let mut reader = Reader::new(file)?;
     if cut {
         reader = reader.up_to_a_cut();
@@ -97,7 +98,9 @@ fn read_from<T>(
         return done.context("--cut takes what is whole");
     }
     let done = done?;
-    reader.check_end()?;
+    if has_end {
+        reader.check_end()?;
+    }
     if reader.is_cut() {
         let (requests, blocks) = reader.given();
         let (requests, blocks) = (HumanCount(requests), HumanCount(blocks));

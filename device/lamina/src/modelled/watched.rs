@@ -18,6 +18,7 @@ pub(super) struct Watched {
     name: String,
     read: u64,
     total: u64,
+    is_file: bool,
 }
 
 impl Watched {
@@ -28,9 +29,15 @@ impl Watched {
     pub(super) fn open(path: &Path) -> Result<Self> {
         let failed = || format!("cannot open {}", path.display());
         let file = File::open(path).with_context(failed)?;
-        let total = file.metadata().with_context(failed)?.len();
+        let metadata = file.metadata().with_context(failed)?;
+        let (total, is_file) = (metadata.len(), metadata.is_file());
         let meter = (total >= LONG).then(|| Meter::new("read"));
-        Ok(Self { file, meter, name: path.display().to_string(), read: 0, total })
+        Ok(Self { file, meter, name: path.display().to_string(), read: 0, total, is_file })
+    }
+
+    /// Whether its end is known: who writes a pipe may keep it open.
+    pub(super) fn is_file(&self) -> bool {
+        self.is_file
     }
 }
 

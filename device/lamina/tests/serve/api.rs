@@ -342,11 +342,12 @@ fn web_pages_from_elsewhere_cannot_reach_it() {
         let rebound = request("GET", "/stats", "").replace("Host: localhost", "Host: evil.example");
         assert_eq!(answer(served.tcp(), &rebound).0, 403);
         // What a browser says of a page of another site, or of another port, that asks.
-        let asked = |headers: &str| {
+        let asked_for = |path: &str, headers: &str| {
             let asked =
-                request("GET", "/stats", "").replace("Host: localhost", &format!("Host: localhost{headers}"));
+                request("GET", path, "").replace("Host: localhost", &format!("Host: localhost{headers}"));
             answer(served.tcp(), &asked).0
         };
+        let asked = |headers: &str| asked_for("/stats", headers);
         for foreign in [
             "Sec-Fetch-Site: cross-site",
             "Sec-Fetch-Site: same-site",
@@ -360,8 +361,12 @@ fn web_pages_from_elsewhere_cannot_reach_it() {
             assert_eq!(asked(&format!("\r\n{own}")), 200, "{own}");
         }
         assert_eq!(asked(":9\r\nOrigin: http://localhost:9"), 200, "through a tunnel");
-        // A link that somebody follows.
-        assert_eq!(asked("\r\nSec-Fetch-Site: cross-site\r\nSec-Fetch-Dest: document"), 200);
+        // A link to a page that somebody follows, and what no page is.
+        let followed = "\r\nSec-Fetch-Site: cross-site\r\nSec-Fetch-Dest: document";
+        assert_eq!(asked_for("/", followed), 200);
+        // This device has none, which is no refusal.
+        assert_eq!(asked_for("/planner", followed), 404);
+        assert_eq!((asked_for("/live", followed), asked(followed)), (403, 403));
         // What a form or a simple cross-origin request can send.
         for kind in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"] {
             let simple = request("POST", "/discard", r#"{"offset":0,"length":4096}"#)

@@ -313,8 +313,13 @@ fn a_full_disk_is_told_when_what_waits_is_written_back() {
         let rig = device(&["--store-capacity", "48M", "--write-cache"]);
         let at = folder(&rig).join("a");
         let fill = || {
-            let file = File::create(&at).unwrap();
-            let (piece, mut done) = (noise(4, 1 << 20), 0);
+            // The kernel tells a moment later that nobody has what was removed open any more.
+            let mut created = None;
+            eventually("a file is created", || {
+                created = File::create(&at).ok();
+                created.is_some()
+            });
+            let (file, piece, mut done) = (created.unwrap(), noise(4, 1 << 20), 0);
             // The kernel may begin to write back meanwhile, and never takes a whole write back.
             while done < 80 << 20
                 && let Ok(count) = (&file).write(&piece)

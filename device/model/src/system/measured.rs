@@ -165,13 +165,17 @@ fn decoded(name: &str, json: &Value, otherwise: &[Ratios; 3]) -> Result<[Ratios;
 
 /// Ratios that somebody wrote down, of a design both or one of them.
 fn written(name: &str, json: &Value, otherwise: &[Ratios; 3]) -> Result<[Ratios; 3], ModelError> {
+    let unknown = |of: &Value, known: &[&str]| {
+        let mut keys = of.as_object().into_iter().flat_map(|of| of.keys());
+        keys.find(|key| !known.contains(&key.as_str())).cloned()
+    };
+    if let Some(unknown) = unknown(json, &["gcomp", "trace"]) {
+        return Err(ModelError::field("a key", &unknown, "gcomp or trace"));
+    }
     let one = |design: &'static str, otherwise: &Ratios| {
         let Some(given) = json.get(design) else { return Ok(otherwise.clone()) };
-        let unknown = given
-            .as_object()
-            .and_then(|given| given.keys().find(|key| !["kv", "weights", "source"].contains(&key.as_str())));
-        if let Some(unknown) = unknown {
-            return Err(ModelError::field(&format!("a key of {design}"), unknown, "kv, weights or source"));
+        if let Some(unknown) = unknown(given, &["kv", "weights", "source"]) {
+            return Err(ModelError::field(&format!("a key of {design}"), &unknown, "kv, weights or source"));
         }
         let mut missing = Vec::new();
         let mut ratio = |of: &'static str, otherwise: f64| {

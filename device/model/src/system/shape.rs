@@ -438,7 +438,10 @@ fn weight_bits(config: &Config<'_>) -> Result<f64, ModelError> {
             return within("quantization_config.bits", bits, 1.0..=64.0);
         }
         let method = quantised.get("quant_method").and_then(Value::as_str);
-        let is = |name| Ok::<_, ModelError>(switch(name, quantised.get(name))? == Some(true));
+        let is = |name: &str| {
+            let is_on = switch(&format!("quantization_config.{name}"), quantised.get(name))?;
+            Ok::<_, ModelError>(is_on == Some(true))
+        };
         return match method {
             Some("fp8" | "fbgemm_fp8") => Ok(8.0),
             Some("mxfp4") => Ok(4.25),

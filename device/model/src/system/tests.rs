@@ -356,7 +356,7 @@ fn absurd_configs_are_refused_by_file_field_and_bound() {
         ),
         (
             quantised(r#"{"quant_method": "bitsandbytes", "load_in_4bit": 1}"#),
-            "load_in_4bit is 1: it must be true or false".to_owned(),
+            "quantization_config.load_in_4bit is 1: it must be true or false".to_owned(),
         ),
         (
             config(r#", "tie_word_embeddings": "true""#),
@@ -452,6 +452,7 @@ fn measured_ratios_are_read_from_what_lamina_prints() {
             r#"{"trace": {"kv": 1, "weigths": 3}}"#,
             "a key of trace is weigths: it must be kv, weights or source",
         ),
+        (r#"{"trace": {"kv": 1, "weights": 3}, "gcmop": {}}"#, "a key is gcmop: it must be gcomp or trace"),
         (
             r#"{"device": {"mode": "trace"}, "tensors": [{"logical_bytes": 1, "written_bytes": 1, "stored_bytes": 1}, {}]}"#,
             "/tensors/1/stored_bytes is missing",

@@ -147,9 +147,9 @@ impl<R: Read> Reader<R> {
     /// # Errors
     /// There are more bytes, or they cannot be read.
     pub fn check_end(&mut self) -> Result<(), ModelError> {
-        match self.from.read(&mut [0]) {
-            Ok(0) => Ok(()),
-            Ok(_) => Err(form("it has bytes behind its end".to_owned())),
+        match self.from.read_exact(&mut [0]) {
+            Err(why) if why.kind() == ErrorKind::UnexpectedEof => Ok(()),
+            Ok(()) => Err(form("it has bytes behind its end".to_owned())),
             Err(why) => Err(form(format!("what is behind its end cannot be read: {why}"))),
         }
     }
