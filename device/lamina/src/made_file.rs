@@ -93,8 +93,9 @@ impl Part {
         }
     }
 
-    /// Gives it its name, which nobody else has.
+    /// Gives it its name, which nobody else has, once its bytes are on the disk.
     pub(crate) fn name(self, path: &Path) -> io::Result<()> {
+        self.file().sync_all()?;
         match self {
             Self::Unnamed(file) => {
                 Ok(rustix::fs::linkat(CWD, opened(&file), CWD, path, AtFlags::SYMLINK_FOLLOW)?)

@@ -312,6 +312,7 @@ fn shared(bytes: Option<u64>) -> Finding {
     }
 }
 
+/// What images/lib.sh refuses is told before it does.
 fn kept(cache: Result<PathBuf, RecipeError>) -> Finding {
     let what = "cache";
     match cache {
