@@ -362,19 +362,27 @@ impl Memory {
 /// # Errors
 /// What the system says: then nobody knows, and nothing is no answer.
 pub(super) fn data_of(file: &impl AsFd, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+    data_by(|at, what| lseek(file.as_fd(), signed(at), what), range)
+}
+
+/// [`data_of`] a file that is looked through so. What lies behind the range is never looked
+/// through: gigabytes may be stored there, of which each page takes time.
+fn data_by(
+    mut seek: impl FnMut(u64, Whence) -> nix::Result<i64>,
+    range: Range<u64>,
+) -> io::Result<Vec<Range<u64>>> {
     let (mut at, mut found) = (range.start, Vec::new());
     while at < range.end {
-        let start = match lseek(file.as_fd(), signed(at), Whence::SeekData) {
-            Ok(start) => start,
+        let start = match seek(at, Whence::SeekData) {
+            Ok(start) => start.unsigned_abs(),
             // There is none behind.
             Err(Errno::ENXIO) => break,
             Err(why) => return Err(why.into()),
         };
-        let hole = lseek(file.as_fd(), start, Whence::SeekHole)?.unsigned_abs();
-        let start = start.unsigned_abs();
         if start >= range.end {
             break;
         }
+        let hole = seek(start, Whence::SeekHole)?.unsigned_abs();
         found.push(start..hole.min(range.end));
         at = hole;
     }
@@ -494,6 +502,17 @@ mod tests {
         assert_eq!(data_of(&file, 0..4 << 20).unwrap(), [one.clone(), other]);
         let rest = std::iter::once(one.start + 512..one.end).collect::<Vec<_>>();
         assert_eq!(data_of(&file, (1 << 20) + 512..3 << 20).unwrap(), rest);
+        // Where what is behind ends is not asked: a worker that takes over would wait for it.
+        let mut asked = Vec::new();
+        let before = (1 << 20) + 4096..2 << 20;
+        let looked = data_by(
+            |at, what| {
+                asked.push(at);
+                lseek(&file, signed(at), what)
+            },
+            before.clone(),
+        );
+        assert_eq!((looked.unwrap(), asked), (Vec::new(), vec![before.start]));
         // What cannot be asked, here because it is no file, is not empty for that.
         let (pipe, _end) = io::pipe().unwrap();
         let why = data_of(&pipe, 0..4 << 20).unwrap_err();
