@@ -21,6 +21,7 @@ use std::{
 };
 
 use lamina_abi::shmem::{BASE, TEXT_BYTES, VIEWS, VIRTIO_ID};
+use memmap2::MmapMut;
 use rustix::ioctl::{Getter, Ioctl, Opcode, Setter, Updater, ioctl, opcode};
 
 use crate::{
@@ -204,19 +205,16 @@ impl Shared {
 
 /// The answer that `ask` gives, of at most `bound` bytes. It is asked once: not every request is
 /// the same to make twice. So all of the answer has a place, of which what is not written to takes
-/// no memory.
+/// no memory and no time: an allocator would clear what it has given before.
 fn whole(bound: usize, ask: impl FnOnce(&mut [u8]) -> io::Result<usize>) -> Result<Vec<u8>, MailboxError> {
-    let mut answer = vec![0; bound];
+    let broken = |why: io::Error| MailboxError::Broken(why.to_string());
+    let mut answer = MmapMut::map_anon(bound).map_err(broken)?;
     let begun = Instant::now();
     let total = ask(&mut answer).map_err(|why| match why.kind() {
         io::ErrorKind::TimedOut => MailboxError::DriverLate(begun.elapsed()),
-        _ => MailboxError::Broken(why.to_string()),
+        _ => broken(why),
     })?;
-    if total > bound {
-        return Err(MailboxError::TooLong(bound));
-    }
-    answer.truncate(total);
-    Ok(answer)
+    answer.get(..total).map(<[u8]>::to_vec).ok_or(MailboxError::TooLong(bound))
 }
 
 /// Asks for the whole window of `role`.
@@ -271,7 +269,9 @@ pub(crate) fn bring_up(tree: &Tree, limit: Duration) -> Result<Option<PathBuf>, 
 
 #[cfg(test)]
 mod tests {
-    use std::thread;
+    use std::{os::unix::fs::FileExt, thread};
+
+    use rustix::param;
 
     use super::*;
 
@@ -300,6 +300,30 @@ mod tests {
                 Ok(answer) => assert!(total <= BOUND && answer == vec![7; total]),
                 Err(why) => assert!(total > BOUND && matches!(why, MailboxError::TooLong(BOUND))),
             }
+        }
+    }
+
+    /// Pages of some bytes that are in memory.
+    fn resident(bytes: &[u8]) -> usize {
+        let page = param::page_size();
+        let mut found = vec![0; 8 * bytes.len() / page];
+        let map = File::open("/proc/self/pagemap").unwrap();
+        map.read_exact_at(&mut found, (8 * bytes.as_ptr().addr() / page) as u64).unwrap();
+        // The highest bit of each word says so.
+        found.chunks(8).filter(|word| word[7] & 0x80 != 0).count()
+    }
+
+    #[test]
+    fn the_room_for_a_long_answer_costs_a_short_one_nothing() {
+        const BOUND: usize = 16 << 20;
+        for _ in 0..3 {
+            let answer = whole(BOUND, |answer| {
+                answer[0] = 7;
+                // The system may give 2 MiB at once.
+                assert!((1..=512).contains(&resident(answer)));
+                Ok(1)
+            });
+            assert_eq!(answer.unwrap(), [7]);
         }
     }
 
