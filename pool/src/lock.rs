@@ -85,7 +85,9 @@ impl Member {
         let (holder, incarnation) = of_request(granted);
         let is_own = (holder, incarnation) == (self.node, self.incarnation);
         // Of this node's threads only one waits here, and none holds it.
-        if granted == 0 || !is_own && !self.is_nobody(holder, incarnation)? {
+        let is_free =
+            || Ok::<_, PoolError>(self.is_nobody(holder, incarnation)? && !self.lives(holder, incarnation)?);
+        if granted == 0 || !is_own && !is_free()? {
             return Ok(false);
         }
         Ok(self.lines.compare_exchange(grant, granted, wanted)? == Some(true))
@@ -301,8 +303,12 @@ mod tests {
         let other = Pool::open(&path).unwrap();
         let held = other.member.acquire(1).unwrap();
         let granted = pool.member.lines.fresh(layout.grant(1)).unwrap();
-        assert!(!pool.member.take_over(layout.grant(1), request(node, own, 9)).unwrap());
-        assert_eq!(pool.member.lines.fresh(layout.grant(1)).unwrap(), granted);
+        // Whatever is said of it.
+        for fenced in [0, other.member.incarnation, u32::MAX] {
+            memory.store(layout.fenced(other.node()), &u64::from(fenced).to_le_bytes()).unwrap();
+            assert!(!pool.member.take_over(layout.grant(1), request(node, own, 9)).unwrap(), "{fenced:#x}");
+            assert_eq!(pool.member.lines.fresh(layout.grant(1)).unwrap(), granted);
+        }
         held.release().unwrap();
     }
 

@@ -434,6 +434,17 @@ impl Member {
         Ok(incarnation <= self.fenced(node)? || incarnation > self.incarnation(node)?.0)
     }
 
+    /// Whether a node's incarnation certainly lives, whatever was said of its being recovered.
+    pub(crate) fn lives(&self, node: u32, incarnation: u32) -> Result<bool, PoolError> {
+        let is_current = self.incarnation(node)? == (incarnation, true);
+        Ok(is_current && self.knows_who_lives() && !self.host.is_gone(node, incarnation))
+    }
+
+    /// Whether the host can tell who lives: not where memory is not coherent, or others manage.
+    fn knows_who_lives(&self) -> bool {
+        self.lines.coherent() && self.host.may_manage()
+    }
+
     /// Whether a node has left or died whose places are yet to be given back.
     pub(crate) fn awaits_recovery(&self) -> Result<bool, PoolError> {
         for node in 0..self.layout.geometry.nodes {
@@ -465,7 +476,7 @@ impl Member {
         }
         let fenced = self.fenced(node)?;
         let (incarnation, joined) = self.incarnation(node)?;
-        if self.lines.coherent() && self.host.may_manage() {
+        if self.knows_who_lives() {
             return Ok(!self.host.is_gone(node, incarnation));
         }
         Ok(joined && fenced != incarnation)
@@ -489,7 +500,7 @@ impl Member {
         };
         // Else it may be the node's word that is wrong. Where memory is not coherent nobody but the
         // device knows who lives.
-        let is_known = (is_own || is_impossible) && self.lines.coherent() && self.host.may_manage();
+        let is_known = (is_own || is_impossible) && self.knows_who_lives();
         // Of one that is gone nobody knows whether it was recovered. To do it again does no harm.
         let right = incarnation.saturating_sub(1);
         Ok((is_wrong, (is_wrong && is_known).then_some(right)))

@@ -90,7 +90,7 @@ impl CommandLine {
         // These three are whole arguments, not option lists: a comma stands for itself.
         args.extend(["-kernel".to_owned(), image.kernel.to_string_lossy().into_owned()]);
         args.extend(["-initrd".to_owned(), initramfs.to_string_lossy().into_owned()]);
-        args.extend(["-append".to_owned(), kernel_line(config)?]);
+        args.extend(["-append".to_owned(), kernel_line(config, accel)?]);
         args.extend(config.extra_args.iter().cloned());
         Ok(Self { env, program, args })
     }
@@ -113,13 +113,27 @@ impl CommandLine {
     }
 }
 
-fn kernel_line(config: &BootConfig) -> Result<String, CommandError> {
-    // A panic ends the guest at once instead of hanging it; nothing in it needs protection from
-    // itself. An emulated processor that gets no time on a busy host misses timer ticks, and the
-    // kernel, which cannot tell that it is a guest, would take the timer for broken and panic.
-    let mut words: Vec<String> = ["console=ttyS0", "quiet", "panic=-1", "mitigations=off", "no_timer_check"]
-        .map(String::from)
-        .to_vec();
+/// A panic ends the guest at once instead of hanging it. Nothing in it needs protection from
+/// itself, nor tests of its ciphers, and those who wait for others in its boot wait less. An
+/// emulated processor that gets no time on a busy host misses timer ticks, and the kernel, which
+/// cannot tell that it is a guest, would take the timer for broken and panic.
+const KERNEL: [&str; 8] = [
+    "console=ttyS0",
+    "quiet",
+    "panic=-1",
+    "mitigations=off",
+    "no_timer_check",
+    "init_on_alloc=0",
+    "cryptomgr.notests",
+    "rcupdate.rcu_expedited=1",
+];
+
+fn kernel_line(config: &BootConfig, accel: Accel) -> Result<String, CommandError> {
+    let mut words: Vec<String> = KERNEL.map(String::from).to_vec();
+    if accel == Accel::Tcg {
+        // All emulated processors have the host's clock, which none need watch by another.
+        words.push("tsc=reliable".to_owned());
+    }
     if matches!(config.attach, Attach::Cxl(_)) {
         // Media errors that the device reports are trace events to Linux; this puts them into the
         // kernel's log too.

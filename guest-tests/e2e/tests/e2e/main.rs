@@ -1,9 +1,9 @@
 //! What holds of the whole: guests booted on real devices, the documents' commands, who uses whom.
 //!
 //! These need what `./x` sets up: the programs of the host and of the guest, the guest's image, a
-//! QEMU, FUSE. They are one binary, for each links all of them.
+//! QEMU, FUSE. They are one binary, for each links all of them. They begin in the order of their
+//! names: what takes longest, which is what the README says, begins among the first.
 
-mod attach;
 mod booted;
 mod decoder;
 mod documents;
@@ -17,6 +17,7 @@ mod rooms;
 mod soak;
 mod traced;
 mod vhost;
+mod ways;
 
 use std::path::{Path, PathBuf};
 
