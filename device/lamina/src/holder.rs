@@ -24,6 +24,7 @@ mod asking;
 mod child;
 mod held;
 pub(crate) mod oom;
+mod program;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -43,6 +44,7 @@ use self::{
     asking::{SOCKET, answer},
     child::{Before, Worker, kill},
     held::{Held, Listening, Opened, ledger_of, listen_for},
+    program::Program,
 };
 use crate::args::{DeviceArgs, DiskArg, PartitionArgs};
 use crate::life::{self, Order, Ready, Word};
@@ -93,7 +95,7 @@ struct Now {
     /// Whether no worker is to be started any more.
     over: bool,
     /// The program of the next worker; this one if not given.
-    program: Option<PathBuf>,
+    program: Option<Program>,
     trial: Trial,
     /// The last worker that did not die: an upgrade ended it.
     replaced: Option<u32>,
@@ -117,7 +119,7 @@ enum Trial {
     #[default]
     Over,
     /// None of its workers has answered yet; this is the program before.
-    Running(Option<PathBuf>),
+    Running(Option<Program>),
     /// A worker of it died before it answered, or never did.
     Failed,
 }

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use lamina_qemu::bounded;
 use lamina_serve::peer;
 
-use super::{State, Trial, child::kill};
+use super::{State, Trial, child::kill, program::Program};
 use crate::life::{self, Answer, Ask, Order, Ready};
 use crate::out;
 use crate::status::{NoDevice, Refused};
@@ -73,10 +73,12 @@ impl State {
             Some(program) => program,
             None => current_program()?,
         };
-        let check = bounded::output(Command::new(&program).arg("--version"), CHECK);
-        let check = check.with_context(|| format!("{} cannot be run", program.display()))?;
+        let name = program.display().to_string();
+        let program = Program::open(program).with_context(|| format!("{name} cannot be run"))?;
+        let check = bounded::output(Command::new(program.started_by()).arg("--version"), CHECK);
+        let check = check.with_context(|| format!("{name} cannot be run"))?;
         if !check.status.success() || !check.stdout.starts_with(b"lamina ") {
-            bail!("{} is no lamina: `--version` ended with {}", program.display(), check.status);
+            bail!("{name} is no lamina: `--version` ended with {}", check.status);
         }
         let before = {
             let mut now = self.lock();
@@ -84,7 +86,7 @@ impl State {
                 bail!("the device is being stopped");
             }
             let pid = now.pid.context("there is no worker at the moment")?;
-            now.trial = Trial::Running(now.program.replace(program.clone()));
+            now.trial = Trial::Running(now.program.replace(program));
             now.replaced = Some(pid);
             kill(pid);
             now.started
@@ -97,10 +99,7 @@ impl State {
             match (&now.trial, ready) {
                 (Trial::Over, Some(ready)) => return Ok(ready),
                 (Trial::Failed, Some(_)) => {
-                    bail!(
-                        "a worker of {} died before it answered; the program before goes on",
-                        program.display()
-                    );
+                    bail!("a worker of {name} died before it answered; the program before goes on");
                 }
                 _ => drop(now),
             }

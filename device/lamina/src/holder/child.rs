@@ -24,6 +24,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::held::Held;
+use super::program::Program;
 use super::{State, oom};
 use crate::life::{self, Order, Ready, WORKER, Word};
 
@@ -61,8 +62,9 @@ pub(super) struct Worker {
 impl Worker {
     pub(super) fn start(held: &Held, state: &State, before: Before, careful: bool) -> Result<Self> {
         let (line, theirs) = UnixStream::pair()?;
-        let program = state.lock().program.clone().unwrap_or_else(|| "/proc/self/exe".into());
-        let child = Command::new(program)
+        let program = state.lock().program.clone();
+        let started_by = program.as_ref().map_or_else(|| "/proc/self/exe".into(), Program::started_by);
+        let child = Command::new(&started_by)
             .arg0("lamina-worker")
             .args(crate::topology::words())
             .env(WORKER, "1")
@@ -71,7 +73,10 @@ impl Worker {
             // What a terminal sends to the job is the holder's to hear.
             .process_group(0)
             .spawn()
-            .context("cannot start the worker")?;
+            .with_context(|| {
+                let named = program.as_ref().map_or(started_by.as_path(), Program::path);
+                format!("cannot start a worker of {}", named.display())
+            })?;
         oom::put_back(child.id());
         let worker = Self { child, line };
         // One that is not told all must not go on beside the next one.
