@@ -12,7 +12,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use hyper::Method;
 use indicatif::BinaryBytes;
 use lamina_device::files::{ModelPlan, PrecisionMap, name_of};
@@ -402,8 +402,21 @@ pub(crate) fn around(path: &Path) -> Result<(ApiAt, PathBuf)> {
 
 /// Takes a mount down.
 pub(crate) fn umount(args: &Umount) -> Result<()> {
-    let run_dir = find::ours(&args.dir)?;
-    holder::stop(&run_dir)?;
+    let run_dir = match find::ours(&args.dir) {
+        Ok(run_dir) => {
+            holder::stop(&run_dir)?;
+            run_dir
+        }
+        Err(why) => {
+            let Some((run_dir, mount)) = find::dead(&args.dir)? else { return Err(why) };
+            let dir = args.dir.display();
+            ensure!(
+                mount.take_away(),
+                "nobody serves {dir} any more, and it cannot be unmounted: `umount -l {dir}` as root does it"
+            );
+            run_dir
+        }
+    };
     forget(&run_dir);
     if args.json { print_json(&json!({ "unmounted": args.dir })) } else { Ok(()) }
 }

@@ -274,7 +274,7 @@ impl Mounted {
         };
         match probe(path) {
             Some(Ok(())) => return Err(busy(format!("process {server} serves it"))),
-            Some(Err(Errno::ENOTCONN | Errno::ECONNABORTED)) => {}
+            Some(Err(why)) if is_of_the_dead(why) => {}
             Some(Err(why)) => return Err(busy(format!("asking it failed: {why}"))),
             None if lives(server) => return Err(busy(format!("process {server} lives but does not answer"))),
             None => {}
@@ -298,6 +298,11 @@ fn probe(path: &Path) -> Option<Result<(), Errno>> {
     // The thread ends when the answer comes, at the latest when the connection is aborted.
     thread::spawn(move || answered.send(nix::sys::statvfs::statvfs(&path).map(drop)));
     answer.recv_timeout(TIMEOUT).ok()
+}
+
+/// Whether that is what the kernel says of a mount without a server.
+fn is_of_the_dead(why: Errno) -> bool {
+    matches!(why, Errno::ENOTCONN | Errno::ECONNABORTED)
 }
 
 /// Whether a process still runs, other than as a zombie waiting for its last thread.
@@ -340,6 +345,15 @@ impl OurMount {
     #[must_use]
     pub fn server(&self) -> Option<u32> {
         self.source.strip_prefix(SOURCE)?.parse().ok()
+    }
+
+    /// Whether nobody serves it any more: its device was killed, and what would start it again.
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        match probe(&self.path) {
+            Some(answer) => answer.is_err_and(is_of_the_dead),
+            None => self.server().is_some_and(|server| !lives(server)),
+        }
     }
 
     /// Aborts its connection, so that everybody who waits for its server gets an error, and

@@ -75,6 +75,13 @@ pub(super) fn ours(dir: &Path) -> Result<PathBuf> {
     )
 }
 
+/// The mount there that nobody serves any more, if it was one of ours, and where its device had its
+/// sockets.
+pub(super) fn dead(dir: &Path) -> Result<Option<(PathBuf, OurMount)>> {
+    let (run_dir, dir) = named(dir)?;
+    Ok(OurMount::at(&dir).filter(OurMount::is_dead).map(|mount| (run_dir, mount)))
+}
+
 /// Whether a process is a `lamina`. The number in a mount's name may be of another container, where
 /// another process has it.
 fn is_lamina(pid: u32) -> bool {
@@ -96,10 +103,15 @@ pub(super) fn mounted(dir: &Path) -> Result<Found> {
         return Ok(Found { api: ApiAt::in_dir(&run_dir), dir: Some(dir) });
     }
     let (dir, socket) = told(&dir).with_context(|| {
-        NoDevice(format!(
+        let is_dead = OurMount::at(&dir).is_some_and(|mount| mount.is_dead());
+        NoDevice(if is_dead {
+            format!("the device that was mounted on {0} was killed: `lamina umount {0}` takes its mount away", dir.display())
+        } else {
+            format!(
             "no device is mounted on {}: `lamina ls` lists those that are, `lamina mount MODEL… {0}` mounts one, and --api reaches one that is served without a mount",
-            dir.display()
-        ))
+                dir.display()
+            )
+        })
     })?;
     Ok(Found { api: socket.into(), dir: Some(dir) })
 }

@@ -96,6 +96,25 @@ fn a_mount_is_taken_down_wherever_its_sockets_are_and_says_how_when_they_are_gon
 }
 
 #[test]
+fn a_mount_whose_device_was_killed_whole_is_taken_down() {
+    let place = Place::new();
+    let m = place.text("m");
+    let holder = place.mount(&["--capacity", "16M"])["pid"].as_u64().unwrap();
+    let worker = worker_of(holder).unwrap();
+    // As a control group that has no memory left ends.
+    kill(Pid::from_raw(holder.try_into().unwrap()), Signal::SIGKILL).unwrap();
+    let _ = kill(worker, Signal::SIGKILL);
+    let is_dead = || fs::metadata(&m).is_err_and(|why| why.raw_os_error() == Some(libc::ENOTCONN));
+    eventually("its end", is_dead);
+    let why = place.refused(&["ls", &m]);
+    assert!(why.contains("was killed") && why.contains(&format!("`lamina umount {m}`")), "{why}");
+    place.said(&["umount", &m]);
+    assert_eq!(fs::read_dir(&m).unwrap().count(), 0);
+    assert!(run_dirs(&place).is_empty());
+    assert!(place.refused(&["umount", &m]).contains("nothing that `lamina mount` started"));
+}
+
+#[test]
 fn a_log_that_is_cut_goes_on_from_its_beginning() {
     let place = Place::new();
     let holder = place.mount(&["--capacity", "16M"])["pid"].as_u64().unwrap();
