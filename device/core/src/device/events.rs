@@ -9,13 +9,14 @@
 //!   write has found room, and there is some for what takes more than before.
 //! * The image cannot be brought to the disk: one event, however often that is tried.
 //! * Stores are lost because a write-back was refused: an event that names the range. Ranges that
-//!   follow one another are one event.
-//! * The last [`MAX_EVENTS`] events are kept.
+//!   follow one another are one event. However many there are, they fill no log.
+//! * The last [`MAX_EVENTS`] events are kept. Of more, losses go first: why they came about is worth
+//!   more than each.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -32,6 +33,8 @@ pub const MEMORY_LEVELS: [u64; 3] = [400, 200, 125];
 pub const MEMORY_MARGIN: u64 = 25;
 /// Events that are kept.
 pub const MAX_EVENTS: usize = 1024;
+/// Losses that are logged in a second; the others are counted.
+const LOGGED: u64 = 64;
 
 /// Whether so little memory is left that it is said.
 pub(super) fn is_scarce(left: u64, reserve: u64) -> bool {
@@ -91,6 +94,9 @@ struct Kept {
     /// What the last event says was lost, if it does.
     lost: Range<u64>,
     lost_bytes: u64,
+    /// Losses that were told in the second that began then.
+    told: u64,
+    told_since: Option<Instant>,
 }
 
 impl Default for Events {
@@ -123,7 +129,7 @@ impl Events {
         (kept.lost, kept.lost_bytes) = (first..range.end, bytes);
         let whom = if whom.is_empty() { String::new() } else { format!(" of {whom}") };
         let text = format!("{bytes} bytes{whom} that were stored at DPA {first:#x} are lost: {why}");
-        tracing::warn!("{text}");
+        kept.tell(Instant::now(), &text);
         match kept.last.back_mut().filter(|_| follows) {
             Some(last) => last.text = text,
             None => kept.add(self.began, Kind::StoresLost, text),
@@ -209,10 +215,29 @@ fn step(
 }
 
 impl Kept {
+    /// Logs a loss, unless there were many in this second: whether it did.
+    fn tell(&mut self, now: Instant, text: &str) -> bool {
+        let is_new = self.told_since.is_none_or(|since| now - since >= Duration::from_secs(1));
+        if is_new {
+            let silent = self.told.saturating_sub(LOGGED);
+            if silent > 0 {
+                tracing::warn!("{silent} more losses of stores were not logged one by one");
+            }
+            (self.told, self.told_since) = (0, Some(now));
+        }
+        self.told += 1;
+        let is_told = self.told <= LOGGED;
+        if is_told {
+            tracing::warn!("{text}");
+        }
+        is_told
+    }
+
     fn add(&mut self, began: Instant, kind: Kind, text: String) {
         self.count += 1;
         if self.last.len() == MAX_EVENTS {
-            self.last.pop_front();
+            let oldest = self.last.iter().position(|event| event.kind == Kind::StoresLost);
+            self.last.remove(oldest.unwrap_or(0));
         }
         let event = Event { number: self.count, seconds: began.elapsed().as_secs_f64(), kind, text };
         self.last.push_back(event);
@@ -254,6 +279,30 @@ mod tests {
             Kind::StoreAbove,
         ];
         assert_eq!(said, (1..).zip(kinds).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn many_losses_push_out_no_other_event_and_fill_no_log() {
+        let events = Events::default();
+        events.look(99, 100);
+        let scattered = MAX_EVENTS as u64 + 100;
+        for page in 0..scattered {
+            events.lost(8192 * page..8192 * page + 4096, 4096, "", "no room");
+        }
+        let mut kept = events.kept.lock();
+        assert_eq!((kept.last.len(), kept.last[0].kind), (MAX_EVENTS, Kind::StoreAbove));
+        let (last, of_last) = (kept.last.back().unwrap(), format!("DPA {:#x}", 8192 * (scattered - 1)));
+        assert!(last.kind == Kind::StoresLost && last.text.contains(&of_last), "{last:?}");
+        assert!(kept.last.iter().is_sorted_by_key(|event| event.number));
+        let (mut told, later) = (Kept::default(), Instant::now());
+        let second = Duration::from_secs(1);
+        assert_eq!((0..1000).filter(|_| told.tell(later, "")).count() as u64, LOGGED);
+        assert!(told.tell(later + second, "") && told.told == 1);
+        // Other kinds go in their order when there is nothing else.
+        for _ in 0..2 * MAX_EVENTS {
+            kept.add(events.began, Kind::NoRoom, String::new());
+        }
+        assert!(kept.last.len() == MAX_EVENTS && kept.last.iter().all(|event| event.kind == Kind::NoRoom));
     }
 
     #[test]

@@ -138,7 +138,7 @@ counters! {
             /// Checkpoints made because a write found no space beside what is held for the last
             /// one.
             syncs_for_room: u64 = Counter "syncs_for_room" Count, |_, given| given.syncs.1;
-            /// Seconds since the device started.
+            /// Seconds since the worker began.
             uptime_seconds: f64 = Gauge "uptime" Seconds, |_, given| given.uptime_seconds;
         }
     }
