@@ -2,6 +2,7 @@
 
 mod stats;
 
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use indicatif::BinaryBytes;
 use lamina_codec::kv::{KvLayout, Shape};
 use lamina_device::{layout::Layout, tensor::TensorSpec};
 use lamina_serve::peer;
+use rustix::io::Errno;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -21,6 +23,7 @@ use tokio::task::JoinHandle;
 
 use crate::args::{ApiAt, Client, Discard, Flush, Poison, Snapshot, Tensor, TensorAdd, Upgrade, View};
 use crate::holder;
+use crate::made_file::Part;
 use crate::meter::Meter;
 use crate::mounted;
 use crate::out::{print_json, print_line};
@@ -199,10 +202,14 @@ pub(crate) async fn poison(command: Poison) -> Result<()> {
 pub(crate) fn snapshot(command: Snapshot) -> Result<()> {
     match command {
         Snapshot::Save { file, run_dir, json } => {
-            let made = std::fs::File::create_new(&file)
-                .with_context(|| format!("cannot make {}", file.display()))?;
-            let saved = holder::save(&run_dir, &made);
-            let bytes = saved.inspect_err(|_| drop(std::fs::remove_file(&file)))?;
+            let failed = || format!("cannot make {}", file.display());
+            if file.symlink_metadata().is_ok() {
+                return Err(io::Error::from(Errno::EXIST)).with_context(failed);
+            }
+            // Who ends this command, or copies what is there, has no part of a snapshot.
+            let part = Part::beside(&file).with_context(failed)?;
+            let bytes = holder::save(&run_dir, part.file())?;
+            part.name(&file).with_context(failed)?;
             // The device has brought what is in it to the disk.
             lamina_store::snapshot::sync_folder(&file)
                 .with_context(|| format!("cannot bring {} to the disk", file.display()))?;

@@ -210,6 +210,63 @@ fn an_upgrade_replaces_the_worker_and_refuses_what_is_no_lamina() {
 }
 
 #[test]
+fn a_program_that_was_upgraded_to_goes_on_when_its_file_is_gone_or_another() {
+    within(60, || {
+        let rig = Rig::new("auto");
+        let (run, newer) = (rig.place.text("run"), rig.place.text("newer"));
+        let shell = |script: &str| {
+            let done =
+                Command::new("sh").args(["-c", script, &newer]).arg(env!("CARGO_BIN_EXE_lamina")).status();
+            assert!(done.unwrap().success(), "{script}");
+        };
+        shell("cp \"$1\" \"$0\"");
+        let done = lamina(&["upgrade", &newer, "--run-dir", &run]).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        for (died, script) in
+            [(1, "rm \"$0\""), (2, "printf '#!/bin/sh\\nexit 1\\n' >\"$0\" && chmod 700 \"$0\"")]
+        {
+            shell(script);
+            kill_worker(&rig.run);
+            eventually("a new worker", || deaths(&rig) == died);
+            forget(&rig.base());
+            same("the tensor", &rig.base().read(0, TENSOR), &rig.bytes);
+        }
+    });
+}
+
+#[test]
+fn a_snapshot_has_its_name_when_it_is_whole() {
+    within(60, || {
+        let rig = Rig::new("auto");
+        let (run, file) = (rig.place.text("run"), rig.place.path("snapshot"));
+        let name = file.to_str().unwrap();
+        let worker = nix::unistd::Pid::from_raw(worker(rig.run.child.id()));
+        nix::sys::signal::kill(worker, Signal::SIGSTOP).unwrap();
+        let mut saving = lamina(&["snapshot", "save", name, "--run-dir", &run]).spawn().unwrap();
+        let opened = format!("/proc/{}/fd", saving.id());
+        let is_part = |entry: std::io::Result<std::fs::DirEntry>| {
+            let target = std::fs::read_link(entry.unwrap().path()).unwrap_or_default();
+            let target = target.to_string_lossy().into_owned();
+            target.ends_with(" (deleted)") || target.contains("snapshot.part-")
+        };
+        eventually("its file", || std::fs::read_dir(&opened).unwrap().any(is_part));
+        assert!(!file.exists());
+        let pid = nix::unistd::Pid::from_raw(saving.id().cast_signed());
+        nix::sys::signal::kill(pid, Signal::SIGTERM).unwrap();
+        assert!(!saving.wait().unwrap().success());
+        nix::sys::signal::kill(worker, Signal::SIGCONT).unwrap();
+        assert!(!file.exists());
+        // The device has come to the end of what nobody wants any more.
+        eventually("another", || {
+            lamina(&["snapshot", "save", name, "--run-dir", &run]).output().unwrap().status.success()
+        });
+        let again = lamina(&["snapshot", "save", name, "--run-dir", &run]).output().unwrap();
+        let why = String::from_utf8_lossy(&again.stderr).into_owned();
+        assert!(!again.status.success() && why.contains("File exists"), "{why}");
+    });
+}
+
+#[test]
 fn the_next_worker_of_an_image_in_a_file_looks_at_no_entries_but_those_that_changed() {
     within(120, || {
         let log = tempfile::NamedTempFile::new().unwrap();
