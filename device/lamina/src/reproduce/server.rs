@@ -12,7 +12,7 @@ const CONTEXTS: [u64; 11] =
     [4 * K, 8 * K, 16 * K, 32 * K, 48 * K, 64 * K, 96 * K, 128 * K, 160 * K, 192 * K, 256 * K];
 
 const MODELLED: &str = "Modelled: traffic over bandwidth by formulas recovered from the figures of \
-    TRACE, which prints none (lamina model, docs/model.md). No queues, no latencies, no writes of \
+    TRACE, which prints none of them (lamina model, docs/model.md). No queues, no latencies, no writes of \
     KV; tokens a second of one sequence. \u{201c}As printed\u{201d} compresses KV in HBM as well, \
     and takes ratios that were fitted to these figures: KV 2.0 and weights 1.25 for trace, 1.0 and \
     1.10 for gcomp. \u{201c}Device only\u{201d} compresses what the device holds, by the ratios \

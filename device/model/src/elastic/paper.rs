@@ -1,8 +1,8 @@
 //! The paper's savings beside ours.
 //!
-//! The paper prints no mix of precisions. For each of its numbers there is what all weights at the
-//! average bits would give, or a mix of experts. A mix is fitted to the energy that the paper
-//! saves, and then gives the time, or to the time where the paper prints no energy.
+//! The paper prints no mix of precisions. Of experts a mix is fitted to the energy that the paper
+//! saves, and then gives the time; where it prints no energy, to the time. Of heads and neurons the
+//! paper's saving says which part of the weights is fetched.
 
 use serde::Serialize;
 
@@ -60,7 +60,7 @@ const HEADS: &str = "the paper's words cost less at fewer bits, so part of its w
     agrees by construction; ours is what activations add";
 const NEURONS: &str = "the paper prints no energies of neurons, so the part that is fetched is what its saving implies, as of heads. \
     A neuron's 7 200 weights fill a ninth of a row of each plane, and each plane opens a row of its own: activations \
-    take what planes save. The paper does not say how its neurons share rows";
+    take a part of what planes save. The paper does not say how its neurons share rows";
 const HEADS_TIME: &str = "the weights and the mix as for Fig. 21's energy. Rows of planes go over four channels whole, so planes that are no \
     multiple of four leave channels waiting; the paper does not say how its rows are spread";
 const NEURONS_TIME: &str = "the weights and the mix as for Fig. 21's energy. Beside what holds of heads, a row gives fifteen lines of a plane \

@@ -4,9 +4,9 @@
 //! A decoded token reads weights and a part of the KV cache. What fits into HBM costs nothing. The
 //! rest comes through the device's DRAM and the link, and the slower of them is the bound.
 //!
-//! The paper prints no formula: these are recovered from its figures. Its words count writes of KV
-//! as well, and take hits by capacity. The figures have no writes, and subtract HBM's bytes from
-//! those that a step reads.
+//! The paper prints none of these formulas: they are recovered from its figures. Its words count
+//! writes of KV as well, and take hits by capacity. The figures have no writes, and subtract HBM's
+//! bytes from those that a step reads.
 //!
 //! A step decodes one token of each sequence. It reads the KV of all of them, and the weights of
 //! one token. Tokens a second are of one sequence: of all there are `batch` times as many.
