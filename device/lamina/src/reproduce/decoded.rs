@@ -98,10 +98,9 @@ impl Decoded {
     }
 
     fn source(&self) -> String {
-        let tokens = self.judged(FULL, FULL).map_or_else(
-            || "tokens that its report does not count".to_owned(),
-            |run| format!("{} tokens", run.tokens),
-        );
+        let tokens = self
+            .judged(FULL, FULL)
+            .map_or_else(|| "an unknown number of tokens".to_owned(), |run| format!("{} tokens", run.tokens));
         let same = if self.identical_to_reference {
             "A text that it wrote there was, logit for logit, what a run in ordinary memory wrote."
         } else {

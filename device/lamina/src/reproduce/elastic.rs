@@ -203,7 +203,7 @@ pub(super) fn fig_20(found: &Found) -> Section {
         }))
         .rows(rows)
         .note(
-            "30e9 weights: by the paper's sizes 48 layers of 56 heads of 3.7e6 weights are a third of them, \
+            "OPT-30B has 48 layers of 56 heads; at the paper's 3.7e6 weights each they are a third of 30e9, \
                 and neurons have the others. Its Fig. 21 saves 40.4 and 40.9 % of heads and at most 33.9 % of \
                 neurons, so its 40.3 % of the whole load needs nearly all energy to be that of heads. It does \
                 not say how.",
