@@ -27,7 +27,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-use self::book::{Book, Section};
+use self::book::{Book, Counts, Section};
 use self::found::Found;
 use crate::args::Reproduce;
 use crate::made_file;
@@ -65,17 +65,13 @@ pub(crate) fn reproduce(args: &Reproduce) -> Result<()> {
         return Ok(());
     }
     let mut text = Vec::new();
-    let (numbers, beside) = book.counts();
     for section in &book.sections {
-        let (numbers, ours) = section.counts();
+        let Counts { quoted, beside, fitted } = section.counts();
+        let fitted = if fitted > 0 { format!("{fitted:2} fitted") } else { String::new() };
         let (paper, number, title) = (section.paper.name(), section.number, section.title);
-        writeln!(text, "{paper:8} {number:10} {ours:2} of {numbers:2}  {title}")?;
+        writeln!(text, "{paper:8} {number:10} {beside:2} of {quoted:2} {fitted:9}  {title}")?;
     }
-    writeln!(
-        text,
-        "\n{beside} of {numbers} printed numbers have one of ours beside them: {}",
-        html_path.display()
-    )?;
+    writeln!(text, "\n{}: {}", book.counts().said(), html_path.display())?;
     Ok(out::text(&text)?)
 }
 
@@ -107,6 +103,7 @@ fn book(found: &Found, begun: Instant) -> Result<Book> {
         controller::ndp_fig_12(found)?,
         cached::ndp_fig_13(found),
         elastic::ndp_fig_20(found),
+        designs::ndp_table_iii(found)?,
         controller::ndp_table_v(found),
     ];
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);

@@ -7,7 +7,10 @@ use clap::{Args, ValueEnum};
 use super::values::takes_negative;
 
 /// Model decoding on a server with a CXL device: tokens a second against context, where it spills,
-/// how many devices. All of it is modelled, from the paper's formulas.
+/// how many devices. All of it is modelled, by formulas recovered from the paper's figures.
+///
+/// Tokens a second are of one sequence of the batch: a step gives each a token, and reads the KV of
+/// all. Its weights are those of one token, whatever the batch, of a mixture of experts as well.
 #[derive(Debug, Args)]
 #[command(
     after_help = "\

@@ -10,8 +10,9 @@ use super::values::kv_layout;
 /// Run what the papers' tables and figures show, and write it beside their numbers: one HTML file
 /// that needs no network.
 ///
-/// Each number says whether it was measured, on what, or modelled, from what, or why it cannot be
-/// had. Nothing is taken from an earlier run but what --decode and --llama give.
+/// Each number says whether it was measured, on what, or modelled, from what, or fitted to the
+/// paper's, or why it cannot be had. Nothing is taken from an earlier run but what --decode and
+/// --llama give.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Without --model and --cache the bundled 260 K-parameter model and its KV cache are measured, where the project's folder is at hand.

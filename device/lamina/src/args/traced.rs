@@ -267,7 +267,8 @@ Examples:
       lamina elastic --map heads.txt
   A map as `lamina mount --map` reads it, on the weights it is for:
       lamina elastic --map small.toml --model model.safetensors
-  A line an expert: its weights and a router's score, with MoDE's thresholds as CXL-NDP (section II-C) has them:
+  A line an expert: its weights and a router's score, with thresholds that CXL-NDP (section II-C) gives as an example
+  for a block's precision (MoDE's Router 1; it prints none for an expert's):
       lamina elastic --scores experts.txt",
     mut_args(takes_negative)
 )]

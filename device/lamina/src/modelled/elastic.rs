@@ -127,21 +127,22 @@ fn print_beside(out: &mut impl Write, profile: &Profile, all: &[Beside]) -> Resu
         "TRACE, Figs. 18 to 21, and CXL-NDP, Fig. 20, beside ours; modelled; {}: {}\n",
         profile.name, profile.currents.source
     )?;
-    let head = ["figure", "what", "paper saves", "ours", "bits", "paper pJ", "our pJ"];
+    let head = ["figure", "what", "paper saves", "ours", "how", "bits", "paper pJ", "our pJ"];
     let mut table = new_table(&head, 2);
     let pair = |[words, planes]: [f64; 2]| format!("{words:.1} → {planes:.1}");
     for beside in all {
         table.add_row([
             beside.figure.to_owned(),
             beside.what.to_owned(),
-            format!("{:.1} %", 100.0 * beside.paper),
+            format!("{:.1}{} %", 100.0 * beside.paper, if beside.derived { "*" } else { "" }),
             format!("{:.1} %", 100.0 * beside.ours),
+            if beside.fitted { "fitted" } else { "modelled" }.to_owned(),
             format!("{:.1}", beside.bits),
             beside.paper_pj.map_or_else(|| "–".to_owned(), pair),
             pair(beside.ours_pj),
         ]);
     }
-    writeln!(out, "{table}\n")?;
+    writeln!(out, "{table}\n\n* not printed, and worked out from the paper's milliseconds\n")?;
     let mut said = Vec::new();
     for beside in all {
         if !said.contains(&beside.reason) {
@@ -181,6 +182,24 @@ mod tests {
         assert_eq!(given["load_ms"], json!({"words": 60.0, "planes": 30.0}));
         assert_eq!(given["weights"], 30e9);
         assert_eq!(whole(&[])["load_ms"], json!({"words": null, "planes": null}));
+    }
+
+    /// A number that ours was fitted to is no prediction, and one that is not printed is marked.
+    #[test]
+    fn the_papers_numbers_say_which_were_fitted() {
+        let profile = Profile::named("ddr5-4800").unwrap();
+        let mut text = Vec::new();
+        print_beside(&mut text, &profile, &elastic::beside(&profile).unwrap()).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        for (what, said) in [
+            ("Mixtral 8x7B bf16, energy", "29.9 % 29.9 % fitted"),
+            ("Mixtral 8x7B bf16, 705.90", "30.0 % 29.5 % modelled"),
+            ("Llama 3.1 70B fp8, 348.65", "15.9* % 15.9 % fitted"),
+        ] {
+            let line = text.lines().find(|line| line.contains(what)).unwrap();
+            let words: Vec<_> = line.split_whitespace().collect();
+            assert!(words.join(" ").contains(said), "{line}");
+        }
     }
 
     #[test]

@@ -159,7 +159,8 @@ fn print(out: &mut impl Write, report: &Report) -> Result<()> {
     let mut head = vec!["context".to_owned()];
     head.extend(report.designs.iter().flat_map(|design| {
         let name = design.ratios.design;
-        [format!("{name} tokens/s"), "bound".to_owned(), "devices".to_owned()]
+        let rates = [format!("{name} tokens/s"), "all sequences".to_owned()];
+        rates.into_iter().chain(["bound".to_owned(), "devices".to_owned()])
     }));
     let head: Vec<_> = head.iter().map(String::as_str).collect();
     let mut table = new_table(&head, 0);
@@ -167,8 +168,12 @@ fn print(out: &mut impl Write, report: &Report) -> Result<()> {
         let mut row = vec![point.context.to_string()];
         for design in &report.designs {
             let point = &design.points[at];
-            let rate = point.tokens_per_second.map_or_else(|| "∞".to_owned(), |rate| format!("{rate:.2}"));
-            row.extend([rate, bound(point.bound).to_owned(), point.devices.to_string()]);
+            let rate = |sequences: f64| {
+                let rate = point.tokens_per_second;
+                rate.map_or_else(|| "∞".to_owned(), |rate| format!("{:.2}", sequences * rate))
+            };
+            let rates = [rate(1.0), rate(report.server.batch)];
+            row.extend(rates.into_iter().chain([bound(point.bound).to_owned(), point.devices.to_string()]));
         }
         table.add_row(row);
     }
@@ -253,6 +258,14 @@ mod tests {
         *args
     }
 
+    /// A rate of one sequence passes for that of a server.
+    #[test]
+    fn help_says_whose_tokens_are_counted() {
+        let help = Cli::try_parse_from(["lamina", "model", "--help"]).unwrap_err().to_string();
+        assert!(help.contains("of one sequence of the batch"), "{help}");
+        assert!(help.contains("weights are those of one token"), "{help}");
+    }
+
     #[test]
     fn tables_say_what_is_modelled_and_who_says_so() {
         let args = args(&["gpt-oss-120b-mxfp4", "--context", "64k,128k", "--target", "20"]);
@@ -264,7 +277,9 @@ mod tests {
         let mut text = Vec::new();
         print(&mut text, &report).unwrap();
         let text = String::from_utf8(text).unwrap();
-        for said in ["modelled, device side only", "TRACE", "131072", "30.61", "20 tokens/s up to", "ddr"] {
+        for said in
+            ["modelled, device side only", "TRACE", "131072", "30.61", "489.74", "20 tokens/s up to", "ddr"]
+        {
             assert!(text.contains(said), "{said}: {text}");
         }
         let mut text = Vec::new();
@@ -302,7 +317,7 @@ mod tests {
         let text = String::from_utf8(text).unwrap();
         let row: Vec<_> =
             text.lines().find(|line| line.contains("32768")).unwrap().split_whitespace().collect();
-        assert!(row.join(" ").contains("unbound 1"), "{text}");
+        assert!(row.join(" ").contains("∞ ∞ unbound 1"), "{text}");
         assert!(!text.contains("fits") && text.contains("KV read spills at"), "{text}");
     }
 

@@ -14,6 +14,8 @@ pub(super) enum How {
     Measured,
     /// From formulas and numbers of others.
     Modelled,
+    /// The same, but a constant was fitted to the paper's number: ours is no prediction of it.
+    Fitted,
     /// The paper's. Nothing here computes it.
     Quoted,
     /// What it takes was not given to this run.
@@ -28,6 +30,7 @@ impl How {
         match self {
             Self::Measured => "measured",
             Self::Modelled => "modelled",
+            Self::Fitted => "fitted",
             Self::Quoted => "quoted",
             Self::NotRun => "not run",
             Self::NotObtainable => "not obtainable",
@@ -47,6 +50,8 @@ pub(super) struct Row {
     pub(super) what: String,
     /// The paper's number, quoted; null where it prints none.
     pub(super) paper: Option<f64>,
+    /// Whether it is not printed, and worked out from numbers that are.
+    pub(super) derived: bool,
     /// Ours; null where there is none.
     pub(super) ours: Option<f64>,
     /// The unit of both.
@@ -69,7 +74,18 @@ impl Row {
         paper: Option<f64>,
     ) -> Self {
         let (what, paper, how) = (what.into(), paper.map(tidy), How::NotObtainable);
-        Self { what, paper, ours: None, unit, places, how, again: false }
+        Self { what, paper, derived: false, ours: None, unit, places, how, again: false }
+    }
+
+    /// A row with a number that is the paper's alone.
+    pub(super) fn quoted(what: impl Into<String>, unit: &'static str, places: usize, paper: f64) -> Self {
+        Self { how: How::Quoted, ..Self::new(what, unit, places, Some(paper)) }
+    }
+
+    /// With a number that the paper does not print, worked out from others of it.
+    pub(super) fn derived(mut self) -> Self {
+        self.derived = true;
+        self
     }
 
     /// With a number of the paper that another row has.
@@ -78,9 +94,10 @@ impl Row {
         self
     }
 
-    /// With ours.
+    /// With ours. Without a number nothing was run that gave one.
     pub(super) fn ours(mut self, how: How, ours: Option<f64>) -> Self {
-        (self.how, self.ours) = (how, ours.filter(|ours| ours.is_finite()).map(tidy));
+        self.ours = ours.filter(|ours| ours.is_finite()).map(tidy);
+        self.how = if self.ours.is_some() { how } else { How::NotRun };
         self
     }
 
@@ -164,11 +181,24 @@ impl Section {
         self
     }
 
-    /// Numbers that the paper prints, and those with one of ours beside them.
-    pub(super) fn counts(&self) -> (usize, usize) {
-        let printed = || self.rows.iter().filter(|row| row.paper.is_some() && !row.again);
-        (printed().count(), printed().filter(|row| row.ours.is_some()).count())
+    /// Its rows, counted.
+    pub(super) fn counts(&self) -> Counts {
+        let quoted = || self.rows.iter().filter(|row| row.paper.is_some() && !row.again);
+        let ours =
+            |fitted| quoted().filter(|row| row.ours.is_some() && (row.how == How::Fitted) == fitted).count();
+        Counts { quoted: quoted().count(), beside: ours(false), fitted: ours(true) }
     }
+}
+
+/// Numbers of the papers that are quoted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    /// All of them.
+    pub(super) quoted: usize,
+    /// Those with one of ours beside them that could have come out otherwise.
+    pub(super) beside: usize,
+    /// Those that ours were fitted to.
+    pub(super) fitted: usize,
 }
 
 /// All of it.
@@ -181,9 +211,54 @@ pub(super) struct Book {
 }
 
 impl Book {
-    /// Numbers of the papers, and those with one of ours beside them.
-    pub(super) fn counts(&self) -> (usize, usize) {
-        let sum = |all: (usize, usize), one: (usize, usize)| (all.0 + one.0, all.1 + one.1);
-        self.sections.iter().map(Section::counts).fold((0, 0), sum)
+    /// All rows, counted.
+    pub(super) fn counts(&self) -> Counts {
+        self.sections.iter().map(Section::counts).fold(Counts::default(), |all, one| Counts {
+            quoted: all.quoted + one.quoted,
+            beside: all.beside + one.beside,
+            fitted: all.fitted + one.fitted,
+        })
+    }
+}
+
+impl Counts {
+    /// The sentence of a page and of a list.
+    pub(super) fn said(&self) -> String {
+        let Self { quoted, beside, fitted } = self;
+        format!(
+            "Of {quoted} numbers quoted here {beside} have one of ours beside them, and {fitted} more \
+                have one that was fitted to them"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_gave_no_number_was_not_run() {
+        for how in [How::Measured, How::Modelled, How::Fitted] {
+            for none in [None, Some(f64::NAN)] {
+                assert_eq!(Row::new("", "", 0, Some(1.0)).ours(how, none).how, How::NotRun);
+            }
+            assert_eq!(Row::new("", "", 0, None).ours(how, Some(1.0)).how, how);
+        }
+    }
+
+    /// A fit is no prediction, and a number that stands twice is one.
+    #[test]
+    fn fits_are_counted_apart() {
+        let row = |how| Row::new("", "", 0, Some(1.0)).ours(how, Some(1.0));
+        let rows = [
+            row(How::Fitted),
+            row(How::Modelled),
+            row(How::Measured),
+            row(How::Measured).again(),
+            Row::quoted("", "", 0, 1.0),
+            Row::new("", "", 0, None).ours(How::Measured, Some(1.0)),
+        ];
+        let section = Section::new(Paper::Trace, "Fig. 1", "", "").rows(rows);
+        assert_eq!(section.counts(), Counts { quoted: 4, beside: 2, fitted: 1 });
     }
 }

@@ -3,6 +3,7 @@
 //! The decoder is no part of this program: its report is read.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
@@ -97,14 +98,16 @@ impl Decoded {
     }
 
     fn source(&self) -> String {
-        let tokens = self.judged(FULL, FULL).map_or(0, |run| run.tokens);
+        let tokens = self
+            .judged(FULL, FULL)
+            .map_or_else(|| "an unknown number of tokens".to_owned(), |run| format!("{} tokens", run.tokens));
         let same = if self.identical_to_reference {
             "A text that it wrote there was, logit for logit, what a run in ordinary memory wrote."
         } else {
             "A text that it wrote there was NOT what a run in ordinary memory wrote."
         };
         format!(
-            "Measured on {}, {tokens} tokens of a bundled text, its weights and its KV cache on \
+            "Measured on {}, {tokens} of a bundled text, its weights and its KV cache on \
                 this device (./x run --workload decode). {same} Perplexities are that model's and \
                 that text's.",
             self.model
@@ -147,7 +150,9 @@ pub(super) fn table_ii(found: &Found) -> Section {
     let by_llama = |section: Section| match &found.llama {
         None => section,
         Some(llama) => section
-            .rows([Row::new("full KV cache, by llama.cpp", "", 2, None).ours(How::Measured, llama.full())])
+            .rows(llama.full().map(|full| {
+                Row::new("full KV cache, by llama.cpp", "", 2, None).ours(How::Measured, Some(full))
+            }))
             .note(llama.source())
             .note("llama.cpp has none of the other policies."),
     };
@@ -155,7 +160,6 @@ pub(super) fn table_ii(found: &Found) -> Section {
         let rows = TABLE_II.map(|(what, paper)| Row::new(what, "", 2, Some(paper)).ours(How::NotRun, None));
         return by_llama(Section::new(Paper::Trace, "Table II", title, NOT_RUN).rows(rows));
     };
-    let mut section = Section::new(Paper::Trace, "Table II", title, decoded.source());
     // Where pages are ranked both ways, by head is the paper's.
     let mut beside: [Option<&String>; 5] = [None; 5];
     for policy in decoded.policy_perplexity.keys() {
@@ -165,6 +169,17 @@ pub(super) fn table_ii(found: &Found) -> Section {
             beside[place] = Some(policy);
         }
     }
+    let missing: Vec<_> = TABLE_II
+        .iter()
+        .zip(beside)
+        .filter(|(_, policy)| policy.is_none())
+        .map(|((what, _), _)| *what)
+        .collect();
+    let mut source = decoded.source();
+    if !missing.is_empty() {
+        let _ = write!(source, " Its run had no policy that is as these: {}.", missing.join("; "));
+    }
+    let mut section = Section::new(Paper::Trace, "Table II", title, source);
     let perplexity = |policy: &String| decoded.policy_perplexity.get(policy).copied();
     let full = decoded.policy_perplexity.get(FULL).copied();
     for ((what, paper), policy) in TABLE_II.into_iter().zip(beside) {
@@ -182,6 +197,7 @@ pub(super) fn table_ii(found: &Found) -> Section {
             Row::new(&what, "", 2, Some(paper)).ours(How::Measured, ours),
             Row::new(format!("{what}: over full"), "×", 3, Some(paper / TABLE_II[0].1))
                 .ours(How::Measured, ours.zip(full).map(|(ours, full)| ours / full))
+                .derived()
                 .again(),
         ]);
     }
@@ -191,9 +207,8 @@ pub(super) fn table_ii(found: &Found) -> Section {
     }
     for policy in decoded.policy_perplexity.keys() {
         let fetched = decoded.judged(FULL, policy).and_then(|run| run.kv_moved.of_plain());
-        let row =
-            Row::new(format!("{policy}: fetched of what plain fetches for the KV it reads"), "%", 1, None);
-        section = section.rows([row.ours(How::Measured, fetched)]);
+        let what = format!("{policy}: fetched of what plain fetches for the KV it reads");
+        section = section.rows(fetched.map(|of| Row::new(what, "%", 1, None).ours(How::Measured, Some(of))));
     }
     let chart = Chart {
         title: "Perplexity over that with all of the cache".to_owned(),
@@ -266,8 +281,9 @@ pub(super) fn ndp_fig_4(found: &Found) -> Section {
             let row = Row::new(format!("weights as {view}, {bits:.0} planes fetched"), "", 3, None);
             section = section.rows([row.ours(How::Measured, Some(*perplexity))]);
             let fetched = decoded.judged(view, FULL).and_then(|run| run.weights_moved.of_plain());
-            let row = Row::new(format!("weights as {view}: fetched of what plain fetches"), "%", 1, None);
-            section = section.rows([row.ours(How::Measured, fetched)]);
+            let what = format!("weights as {view}: fetched of what plain fetches");
+            section =
+                section.rows(fetched.map(|of| Row::new(what, "%", 1, None).ours(How::Measured, Some(of))));
         }
         series.push(Series::new(
             format!("{}, one view for all weights", decoded.model),

@@ -14,18 +14,19 @@ pub(super) fn escaped(text: &str) -> String {
 
 /// The page.
 pub(super) fn html(book: &Book) -> String {
-    let (numbers, beside) = book.counts();
+    let counts = book.counts().said();
     let mut out = format!(
         "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" \
             content=\"width=device-width, initial-scale=1\">\n<title>TRACE and CXL-NDP, \
             reproduced</title>\n<style>\n{STYLE}</style>\n<h1>TRACE and CXL-NDP, \
-            reproduced</h1>\n<p>The papers' tables and figures beside what ran here. Of {numbers} \
-            printed numbers {beside} have one of ours beside them.\nA number in the column \
-            <i>paper</i> is quoted. Ours is one of:</p>\n<ul>\n"
+            reproduced</h1>\n<p>The papers' tables and figures beside what ran here. \
+            {counts}.\nA number in the column <i>paper</i> is quoted; with an asterisk it is not \
+            printed, and worked out from numbers that are. Ours is one of:</p>\n<ul>\n"
     );
     for (how, said) in [
         (How::Measured, "something was run here and gave it; the section says on what"),
         (How::Modelled, "it comes from formulas and numbers of others; the section says which"),
+        (How::Fitted, "the same, with a constant fitted to that very number: no prediction of it"),
         (How::Quoted, "it is the paper's, and nothing here computes it"),
         (How::NotRun, "what it takes was not given to this run"),
         (How::NotObtainable, "it cannot be had here, and the section says why"),
@@ -75,8 +76,8 @@ fn add(out: &mut String, section: &Section) {
                 out,
                 "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td class=\"how\">{}</td></tr>",
                 escaped(&row.what),
-                number_of(row, row.paper),
-                number_of(row, row.ours),
+                number_of(row, row.paper, if row.derived { "*" } else { "" }),
+                number_of(row, row.ours, ""),
                 row.differs().unwrap_or_default(),
                 tag(row.how)
             );
@@ -93,8 +94,8 @@ fn add(out: &mut String, section: &Section) {
     out.push_str("</section>\n");
 }
 
-fn number_of(row: &Row, number: Option<f64>) -> String {
-    number.map_or_else(|| "–".to_owned(), |number| format!("{number:.*} {}", row.places, row.unit))
+fn number_of(row: &Row, number: Option<f64>, mark: &str) -> String {
+    number.map_or_else(|| "–".to_owned(), |number| format!("{number:.*}{mark} {}", row.places, row.unit))
 }
 
 fn figure(out: &mut String, chart: &Chart) {
@@ -120,12 +121,14 @@ mod tests {
     fn names_become_text_and_never_markup() {
         let name = "<script>alert(\"x\")</script>&";
         let row = Row::new(name, "×", 2, Some(1.0)).ours(How::Measured, Some(1.5));
-        let section = Section::new(Paper::Trace, "Table I", "t", name).rows([row]).note(name);
+        let derived = Row::new("", "%", 1, Some(15.9)).derived().again();
+        let section = Section::new(Paper::Trace, "Table I", "t", name).rows([row, derived]).note(name);
         let book = Book { facts: vec![("weights", name.to_owned())], sections: vec![section] };
         let page = html(&book);
         assert!(!page.contains("<script") && page.matches("&lt;script&gt;").count() == 4, "{page}");
         assert!(page.contains("<td>1.00 ×</td><td>1.50 ×</td><td>+50.0 %</td>"), "{page}");
-        assert!(page.contains("Of 1 printed numbers 1 have"), "{page}");
+        assert!(page.contains("<td>15.9* %</td>"), "{page}");
+        assert!(page.contains("Of 1 numbers quoted here 1 have one of ours"), "{page}");
         assert!(page.contains("id=\"trace-table-i\"") && page.contains("href=\"#trace-table-i\""));
     }
 }

@@ -1,5 +1,7 @@
 //! Tables I and IV, Fig. 16: what codecs make of weights, and of KV caches as words.
 
+use std::fmt::Write as _;
+
 use lamina_device::analyze::report::Figures;
 
 use super::book::{How, Paper, Row, Section};
@@ -12,13 +14,13 @@ const WEIGHTS: [(&str, [f64; 5]); 2] =
     [("lz4", [0.0, 11.5, 0.0, 0.0, 18.0]), ("zstd", [20.6, 23.0, 17.3, 19.4, 21.3])];
 const KV: [(&str, [f64; 5]); 2] = [("lz4", [0.0; 5]), ("zstd", [6.5, 2.9, 0.9, 2.0, 3.8])];
 
-/// TRACE, Table IV (CXL-NDP, Table IV): model, and ratio and savings against bf16 of bf16, fp8 and
-/// int4.
-const LOSSLESS: [(&str, [[f64; 2]; 3]); 4] = [
-    ("Llama 3.1 8B", [[1.34, 25.2], [1.09, 54.1], [1.01, 75.2]]),
-    ("Llama 3.1 70B", [[1.34, 25.6], [1.10, 54.6], [1.02, 75.5]]),
-    ("Mixtral 8x7B", [[1.32, 24.4], [1.09, 54.1], [1.01, 75.3]]),
-    ("LLaMA-MoE 3.5B", [[1.33, 24.9], [1.11, 54.9], [1.02, 75.4]]),
+/// TRACE, Table IV (CXL-NDP, Table IV): model, and of bf16, fp8 and int4 the ratio, and what is
+/// saved of that precision and of bf16.
+const LOSSLESS: [(&str, [[f64; 3]; 3]); 4] = [
+    ("Llama 3.1 8B", [[1.34, 25.2, 25.2], [1.09, 8.3, 54.1], [1.01, 0.9, 75.2]]),
+    ("Llama 3.1 70B", [[1.34, 25.6, 25.6], [1.10, 9.3, 54.6], [1.02, 2.1, 75.5]]),
+    ("Mixtral 8x7B", [[1.32, 24.4, 24.4], [1.09, 8.0, 54.1], [1.01, 1.2, 75.3]]),
+    ("LLaMA-MoE 3.5B", [[1.33, 24.9, 24.9], [1.11, 9.9, 54.9], [1.02, 1.6, 75.4]]),
 ];
 
 /// What is missing of a run without weights.
@@ -27,7 +29,11 @@ pub(super) const NO_WEIGHTS: &str = "No weights were at hand: give a checkpoint 
 pub(super) const NO_CACHE: &str = "No KV cache was at hand: give one with --cache.";
 const OTHERS: &str = "The paper's models are not at hand, so no row is the same model's.";
 
-fn saved(ratio: Option<f64>) -> Option<f64> {
+const SMALL: &str = "The plane tree makes int4 larger where tensors are small: a block that a tensor \
+    does not fill is padded with zeros, and the tree takes about 1 KiB for it, of a norm of 64 weights as well.";
+
+/// Percent that a ratio saves.
+pub(super) fn saved(ratio: Option<f64>) -> Option<f64> {
     ratio.map(|ratio| 100.0 * (1.0 - 1.0 / ratio))
 }
 
@@ -71,15 +77,10 @@ pub(super) fn table_i(found: &Found) -> Section {
     for (side, printed, report) in sides {
         for (codec, papers) in printed {
             let ours = report.and_then(|report| saved(report.total.word_major.get(codec).copied().flatten()));
-            let how = if report.is_some() { How::Measured } else { How::NotRun };
-            let [low, high] = papers
-                .iter()
-                .fold([f64::MAX, 0.0_f64], |[low, high], paper| [low.min(*paper), high.max(*paper)]);
-            let row = |(which, paper)| {
-                let what = format!("{side}, {codec}: the paper's {which}");
-                Row::new(what, "%", 1, Some(paper)).ours(how, ours)
-            };
-            section = section.rows([("least", low), ("most", high)].map(row));
+            section = section.rows(MODELS.iter().zip(papers).map(|(model, paper)| {
+                let what = format!("{side}, {codec}: {model}");
+                Row::new(what, "%", 1, Some(paper)).ours(How::Measured, ours)
+            }));
             let values = papers.into_iter().map(Some).chain([ours]);
             let name = format!("{side}, {codec}");
             series.push(Series::named(name, series.len() + 1, Look::Solid, values));
@@ -103,16 +104,23 @@ pub(super) fn table_i(found: &Found) -> Section {
 /// Table IV.
 pub(super) fn table_iv(found: &Found) -> Section {
     let weights = found.weights.as_ref();
-    let how = if weights.is_some() { How::Measured } else { How::NotRun };
+    let own = weights
+        .and_then(|weights| weights.report.total.formats.iter().find(|format| format.name.name() == "bf16"));
+    let rounded = weights.and_then(|weights| weights.report.total.rounded.as_ref());
+    let mut source = source_of(weights);
+    let missing = [
+        (own.is_none(), "No tensor of them is bf16"),
+        (rounded.is_none(), "No tensor of them is rounded here to fp8 and int4"),
+    ];
+    for (_, why) in missing.iter().filter(|(missing, _)| *missing && weights.is_some()) {
+        let _ = write!(source, " {why}, so these rows were not run.");
+    }
     let mut section = Section::new(
         Paper::Trace,
         "Table IV",
         "Lossless ratios of weights in bit-planes, and savings against bf16",
-        source_of(weights),
+        source,
     );
-    let own = weights
-        .and_then(|weights| weights.report.total.formats.iter().find(|format| format.name.name() == "bf16"));
-    let rounded = weights.and_then(|weights| weights.report.total.rounded.as_ref());
     let figures = [own.map(|own| &own.figures), rounded.map(|all| &all.fp8), rounded.map(|all| &all.int4)];
     let ours = |codec: &'static str, figures: Option<&Figures>| {
         figures.and_then(|all| all.codecs.get(codec)).cloned()
@@ -120,29 +128,31 @@ pub(super) fn table_iv(found: &Found) -> Section {
     for (number, precision) in ["bf16", "fp8", "int4"].into_iter().enumerate() {
         let coded = ours("zstd", figures[number]);
         for (model, printed) in LOSSLESS {
-            let [ratio, total] = printed[number];
+            let [ratio, lossless, total] = printed[number];
             let what = format!("{precision}, zstd: {model}");
-            let saved = coded.as_ref().and_then(|coded| coded.savings_vs_bf16).map(|part| 100.0 * part);
+            let ours = coded.as_ref().and_then(|coded| coded.ratio);
+            let of_bf16 = coded.as_ref().and_then(|coded| coded.savings_vs_bf16).map(|part| 100.0 * part);
             section = section.rows([
-                Row::new(&what, "×", 2, Some(ratio)).ours(how, coded.as_ref().and_then(|coded| coded.ratio)),
-                Row::new(format!("{what}, saved of bf16"), "%", 1, Some(total)).ours(how, saved),
+                Row::new(&what, "×", 2, Some(ratio)).ours(How::Measured, ours),
+                Row::new(format!("{what}, saved of {precision}"), "%", 1, Some(lossless))
+                    .ours(How::Measured, saved(ours)),
             ]);
+            if precision != "bf16" {
+                section = section.rows([Row::new(format!("{what}, saved of bf16"), "%", 1, Some(total))
+                    .ours(How::Measured, of_bf16)]);
+            }
         }
         let tree = ours("tree", figures[number]).and_then(|coded| coded.ratio);
         let limit = figures[number].and_then(|figures| figures.entropy_limit);
         section = section.rows([
-            Row::new(
-                format!(
-                    "{precision}, this device's plane \
-                tree"
-                ),
-                "×",
-                3,
-                None,
-            )
-            .ours(how, tree),
-            Row::new(format!("{precision}, limit by the exponent's entropy"), "×", 3, None).ours(how, limit),
+            Row::new(format!("{precision}, this device's plane tree"), "×", 3, None)
+                .ours(How::Measured, tree),
+            Row::new(format!("{precision}, limit by the exponent's entropy"), "×", 3, None)
+                .ours(How::Measured, limit),
         ]);
+        if precision == "int4" && tree.is_some_and(|tree| tree < 1.0) {
+            section = section.note(SMALL);
+        }
     }
     let across = ["bf16", "fp8", "int4"].map(str::to_owned).to_vec();
     let mut series: Vec<_> = (0..)
@@ -152,7 +162,7 @@ pub(super) fn table_iv(found: &Found) -> Section {
                 format!("{model} (paper)"),
                 colour,
                 Look::Dashed,
-                printed.map(|[ratio, _]| Some(ratio)),
+                printed.map(|[ratio, ..]| Some(ratio)),
             )
         })
         .collect();

@@ -78,7 +78,9 @@ fn lines(
 pub struct Thresholds(Vec<(f64, u32)>);
 
 impl Default for Thresholds {
-    /// `MoDE`'s with precisions (CXL-NDP, II-C): bf16, fp12, fp8, fp4, or the chunk is skipped.
+    /// `MoDE`'s with precisions (CXL-NDP, II-C): bf16, fp12, fp8, fp4, or the chunk is skipped. The
+    /// paper gives them as an example, and of its Router 1, which caps a block's precision; of
+    /// Router 2, which chooses an expert's, it prints none.
     fn default() -> Self {
         Self(vec![(0.8, 16), (0.6, 12), (0.4, 8), (0.2, 4)])
     }

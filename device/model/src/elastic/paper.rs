@@ -1,8 +1,8 @@
 //! The paper's savings beside ours.
 //!
-//! The paper prints no mix of precisions. So two things are said of each of its numbers: what it
-//! would be if all weights had the average bits, and, where it is about experts, at how many bits
-//! ours saves as much.
+//! The paper prints no mix of precisions. Of experts a mix is fitted to the energy that the paper
+//! saves, and then gives the time; where it prints no energy, to the time. Of heads and neurons the
+//! paper's saving says which part of the weights is fetched.
 
 use serde::Serialize;
 
@@ -20,6 +20,10 @@ pub struct Beside {
     pub what: &'static str,
     /// The part of energy, or time, that planes save in the paper.
     pub paper: f64,
+    /// Whether the paper prints no such part, and it is worked out from its milliseconds.
+    pub derived: bool,
+    /// Whether a constant of ours was taken from `paper`, so that ours is no prediction of it.
+    pub fitted: bool,
     /// Bits of a weight on average; the paper's where it says them, else those at which ours is as
     /// much.
     pub bits: f64,
@@ -27,7 +31,9 @@ pub struct Beside {
     pub ours: f64,
     /// Picojoules of a weight by words and by planes in the paper, where it says them.
     pub paper_pj: Option<[f64; 2]>,
-    /// The same of ours.
+    /// Milliseconds of a load by words and by planes in the paper, where it says them.
+    pub paper_ms: Option<[f64; 2]>,
+    /// Picojoules of ours.
     pub ours_pj: [f64; 2],
     /// The mix of precisions that ours is of.
     pub mix: Mix,
@@ -44,26 +50,43 @@ const NEURON: u64 = 7_200;
 
 const FITTED: &str =
     "the paper prints no mix: half precision for a part of the chunks, chosen so that ours saves as much";
-const SPREAD: &str = "the paper's words cost less at fewer bits, so part of its weights are not fetched at all; it does not \
-    print which. Here the part that its own two energies imply is fetched, at the bits that keep the average";
-const TIME: &str = "the mix as for energy; reads of both ways are bound by the bus, so time goes as bits do";
-const SPREAD_TIME: &str = "the weights and the mix as for Fig. 21's energy. Rows of planes go over four channels whole, so planes that are no \
-    multiple of four leave channels waiting; the paper does not say how its rows are spread";
+const TIME: &str = "the mix that Fig. 18's energy needs, so nothing is fitted to the time";
+const FITTED_TIME: &str = "fitted to the time, because the paper prints no energy of this model. Four planes are one bank a channel, \
+    so half the bits take more than half the time";
 const NARROW: &str = "not reached at half the bits: four planes are four rows, so a channel reads one bank, whose reads follow \
     by tCCD_L, and words alternate between bank groups, by tCCD_S. The paper does not say how its rows are spread";
+const HEADS: &str = "the paper's words cost less at fewer bits, so part of its weights are not fetched at all; it does not \
+    print which. Here the part is taken that its saving implies, at the bits that keep the average. What heads save \
+    agrees by construction; ours is what activations add";
+const NEURONS: &str = "the paper prints no energies of neurons, so the part that is fetched is what its saving implies, as of heads. \
+    A neuron's 7 200 weights fill a ninth of a row of each plane, and each plane opens a row of its own: activations \
+    take a part of what planes save. The paper does not say how its neurons share rows";
+const HEADS_TIME: &str = "the weights and the mix as for Fig. 21's energy. Rows of planes go over four channels whole, so planes that are no \
+    multiple of four leave channels waiting; the paper does not say how its rows are spread";
+const NEURONS_TIME: &str = "the weights and the mix as for Fig. 21's energy. Beside what holds of heads, a row gives fifteen lines of a plane \
+    before the next is opened";
 
-/// Figure, what, base bits, saved in the paper.
-const EXPERTS: [(&str, &str, u32, f64, bool); 10] = [
-    ("Fig. 18", "Llama 3.1 8B bf16, energy", 16, 0.278, false),
-    ("Fig. 18", "Llama 3.1 70B bf16, energy", 16, 0.259, false),
-    ("Fig. 18", "Mixtral 8x7B bf16, energy", 16, 0.299, false),
-    ("Fig. 18", "LLaMA-MoE 3.5B bf16, energy", 16, 0.272, false),
-    ("Fig. 18", "Mixtral 8x7B fp8, energy", 8, 0.196, false),
-    ("Fig. 18", "Mixtral 8x7B int4, energy", 4, 0.179, false),
-    ("Fig. 19", "Mixtral 8x7B bf16, 705.90 to 495.06 ms", 16, 0.300, true),
-    ("Fig. 19", "Llama 3.1 70B bf16, 910.58 to 674.73 ms", 16, 0.259, true),
-    ("Fig. 19", "Llama 3.1 70B fp8, 348.65 to 293.27 ms", 8, 0.159, true),
-    ("Fig. 19", "Llama 3.1 70B int4, 251.03 to 214.11 ms", 4, 0.147, true),
+/// What, base bits, energy saved in the paper (TRACE, Fig. 18).
+const ENERGY: [(&str, u32, f64); 6] = [
+    ("Llama 3.1 8B bf16, energy", 16, 0.278),
+    (LLAMA_70B, 16, 0.259),
+    (MIXTRAL, 16, 0.299),
+    ("LLaMA-MoE 3.5B bf16, energy", 16, 0.272),
+    ("Mixtral 8x7B fp8, energy", 8, 0.196),
+    ("Mixtral 8x7B int4, energy", 4, 0.179),
+];
+const MIXTRAL: &str = "Mixtral 8x7B bf16, energy";
+const LLAMA_70B: &str = "Llama 3.1 70B bf16, energy";
+
+/// What, base bits, milliseconds by words and by planes in the paper (TRACE, Fig. 19), the part
+/// saved where it prints that, and whose energy the mix is fitted to.
+type Load = (&'static str, u32, [f64; 2], Option<f64>, Option<&'static str>);
+
+const LOADS: [Load; 4] = [
+    ("Mixtral 8x7B bf16, 705.90 to 495.06 ms", 16, [705.90, 495.06], Some(0.300), Some(MIXTRAL)),
+    ("Llama 3.1 70B bf16, 910.58 to 674.73 ms", 16, [910.58, 674.73], Some(0.259), Some(LLAMA_70B)),
+    ("Llama 3.1 70B fp8, 348.65 to 293.27 ms", 8, [348.65, 293.27], None, None),
+    ("Llama 3.1 70B int4, 251.03 to 214.11 ms", 4, [251.03, 214.11], None, None),
 ];
 
 /// What, weights of a chunk, bits, energy saved (TRACE, Fig. 21), picojoules by words and planes
@@ -86,29 +109,52 @@ fn fetched(profile: &Profile, base: u32, chunk: u64, mix: &Mix) -> Result<Fetche
     fetch_mix(profile, base, mix, chunk.min(PART), SAMPLE)
 }
 
+/// The mix of whole and half precision that saves `paper`, by `saved`; all at half if none does.
+/// Whether one does, too.
+fn fitted_mix(
+    profile: &Profile,
+    base: u32,
+    paper: f64,
+    saved: fn(&Fetched) -> f64,
+) -> Result<(Mix, bool), ModelError> {
+    let half = |part: f64| Mix(vec![(base, 1.0 - part), (base / 2, part)]);
+    // What is saved grows with the part of all chunks that have half the bits, from what all planes
+    // save, which is little and may be less than nothing.
+    let none = saved(&fetched(profile, base, EXPERT, &half(0.0))?);
+    let all_half = saved(&fetched(profile, base, EXPERT, &half(1.0))?);
+    let reached = all_half > paper;
+    let part = if reached { ((paper - none) / (all_half - none)).clamp(0.0, 1.0) } else { 1.0 };
+    Ok((half(part), reached))
+}
+
 /// All of them.
 ///
 /// # Errors
 /// The module is of no use.
 pub fn beside(profile: &Profile) -> Result<Vec<Beside>, ModelError> {
-    let mut all = Vec::new();
-    for (figure, what, base, paper, time) in EXPERTS {
-        let half = |part: f64| Mix(vec![(base, 1.0 - part), (base / 2, part)]);
-        let saved = |fetched: &Fetched| if time { fetched.time_saved } else { fetched.energy_saved };
-        // What is saved grows with the part of all chunks that have half the bits, from what all
-        // planes save, which is little and may be less than nothing.
-        let [none, all_half] = [half(0.0), half(1.0)].map(|mix| fetched(profile, base, EXPERT, &mix));
-        let (none, all_half) = (saved(&none?), saved(&all_half?));
-        let reached = all_half > paper;
-        let mix = half(if reached { ((paper - none) / (all_half - none)).clamp(0.0, 1.0) } else { 1.0 });
-        let fetched = fetched(profile, base, EXPERT, &mix)?;
-        let reason = match (reached, time) {
-            (false, _) => NARROW,
-            (true, true) => TIME,
-            (true, false) => FITTED,
+    let (energy, time) = (|of: &Fetched| of.energy_saved, |of: &Fetched| of.time_saved);
+    let mut all: Vec<Beside> = Vec::new();
+    for (what, base, paper) in ENERGY {
+        let (mix, fitted) = fitted_mix(profile, base, paper, energy)?;
+        let of = fetched(profile, base, EXPERT, &mix)?;
+        let numbers = [paper, of.energy_saved, rounded(of.bits, 2)];
+        let reason = if fitted { FITTED } else { NARROW };
+        all.push(Beside { fitted, ..Beside::new("Fig. 18", what, numbers, (mix, of), reason) });
+    }
+    for (what, base, ms, printed, as_of) in LOADS {
+        let paper = printed.unwrap_or(1.0 - ms[1] / ms[0]);
+        let mix_of = as_of.and_then(|as_of| all.iter().find(|beside| beside.what == as_of));
+        let (mix, fitted, reason) = match mix_of {
+            Some(beside) => (beside.mix.clone(), false, TIME),
+            None => match fitted_mix(profile, base, paper, time)? {
+                (mix, true) => (mix, true, FITTED_TIME),
+                (mix, false) => (mix, false, NARROW),
+            },
         };
-        let bits = rounded(fetched.bits, 2);
-        all.push(Beside::new(figure, what, [paper, saved(&fetched), bits], (mix, fetched), reason));
+        let of = fetched(profile, base, EXPERT, &mix)?;
+        let numbers = [paper, of.time_saved, rounded(of.bits, 2)];
+        let beside = Beside::new("Fig. 19", what, numbers, (mix, of), reason);
+        all.push(Beside { fitted, derived: printed.is_none(), paper_ms: Some(ms), ..beside });
     }
     let mut later = Vec::new();
     for (what, chunk, bits, energy, paper_pj, time) in OPT {
@@ -117,10 +163,11 @@ pub fn beside(profile: &Profile) -> Result<Vec<Beside>, ModelError> {
         let mix = spread(bits, part);
         let fetched = fetched(profile, 16, chunk, &mix)?;
         let numbers = [energy, fetched.energy_saved, bits];
-        let beside = Beside::new("Fig. 21", what, numbers, (mix.clone(), fetched), SPREAD);
-        all.push(Beside { paper_pj, ..beside });
+        let (reason, late) = if chunk == HEAD { (HEADS, HEADS_TIME) } else { (NEURONS, NEURONS_TIME) };
+        let beside = Beside::new("Fig. 21", what, numbers, (mix.clone(), fetched), reason);
+        all.push(Beside { paper_pj, fitted: true, ..beside });
         let numbers = [time, fetched.time_saved, bits];
-        later.push(Beside::new("CXL-NDP Fig. 20", what, numbers, (mix, fetched), SPREAD_TIME));
+        later.push(Beside::new("CXL-NDP Fig. 20", what, numbers, (mix, fetched), late));
     }
     all.append(&mut later);
     Ok(all)
@@ -135,7 +182,21 @@ impl Beside {
         reason: &'static str,
     ) -> Self {
         let ours_pj = [fetched.words.pj(), fetched.planes.pj()];
-        Self { figure, what, paper, bits, ours, paper_pj: None, ours_pj, mix, fetched, reason }
+        Self {
+            figure,
+            what,
+            paper,
+            derived: false,
+            fitted: false,
+            bits,
+            ours,
+            paper_pj: None,
+            paper_ms: None,
+            ours_pj,
+            mix,
+            fetched,
+            reason,
+        }
     }
 }
 

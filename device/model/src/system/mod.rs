@@ -4,6 +4,13 @@
 //! A decoded token reads weights and a part of the KV cache. What fits into HBM costs nothing. The
 //! rest comes through the device's DRAM and the link, and the slower of them is the bound.
 //!
+//! The paper prints none of these formulas: they are recovered from its figures. Its words count
+//! writes of KV as well, and take hits by capacity. The figures have no writes, and subtract HBM's
+//! bytes from those that a step reads.
+//!
+//! A step decodes one token of each sequence. It reads the KV of all of them, and the weights of
+//! one token. Tokens a second are of one sequence: of all there are `batch` times as many.
+//!
 //! Two ways of accounting, because the printed figures need the first and hardware the second:
 //! * [`Accounting::AsPrinted`] divides all KV by its ratio *before* HBM is subtracted, so KV in HBM
 //!   is compressed as well, and takes the link to carry what the DRAM gives.
@@ -150,17 +157,29 @@ impl Ratios {
         [Self::plain(), Self::new("gcomp", [1.0, 1.1], source), Self::new("trace", [2.0, 1.25], source)]
     }
 
-    /// The ratios that the paper measured, for weights of so many bits.
+    /// The ratios that the paper measured, for weights of so many bits: of bf16, FP8 or INT4. It
+    /// measured none of `gcomp` for weights of 8 bits or fewer.
     pub fn paper(weight_bits: f64) -> [Self; 3] {
-        let (gcomp, trace) = match weight_bits {
-            bits if bits > 8.0 => (1.259, 1.34),
-            bits if bits > 5.0 => (1.0, 1.09),
-            _ => (1.0, 1.01),
+        const NONE: &str = "weights taken to be 1: the paper has none of 8 bits or fewer";
+        let (gcomp, of_gcomp, trace, of_trace) = match weight_bits {
+            bits if bits > 8.0 => (1.259, "weights of Table I", 1.34, "BF16"),
+            bits if bits > 5.0 => (1.0, NONE, 1.09, "FP8"),
+            _ => (1.0, NONE, 1.01, "INT4"),
         };
         [
             Self::plain(),
-            Self::new("gcomp", [1.33, gcomp], "TRACE, Table I and Fig. 15, ZSTD, Llama 3.1 8B, BookSum"),
-            Self::new("trace", [1.88, trace], "TRACE, Table IV and Fig. 15, ZSTD, Llama 3.1 8B, BookSum"),
+            Self::new(
+                "gcomp",
+                [1.33, gcomp],
+                &format!("TRACE, KV of Fig. 15 (Table I has 1.07), {of_gcomp}; ZSTD, Llama 3.1 8B, BookSum"),
+            ),
+            Self::new(
+                "trace",
+                [1.88, trace],
+                &format!(
+                    "TRACE, KV of Fig. 15, weights of Table IV's {of_trace}; ZSTD, Llama 3.1 8B, BookSum"
+                ),
+            ),
         ]
     }
 
@@ -195,13 +214,13 @@ pub enum Bound {
 pub struct Point {
     /// Tokens.
     pub context: u64,
-    /// Bytes that the device's DRAM gives for a token, of weights.
+    /// Bytes that the device's DRAM gives for a step, of weights.
     pub weight_bytes: f64,
-    /// The same of KV.
+    /// The same of KV, all sequences together.
     pub kv_bytes: f64,
-    /// Bytes on the link for a token.
+    /// Bytes on the link for a step.
     pub link_bytes: f64,
-    /// Tokens a second; null if nothing that is modelled bounds them.
+    /// Tokens a second of one sequence; null if nothing that is modelled bounds them.
     pub tokens_per_second: Option<f64>,
     /// What bounds them.
     pub bound: Bound,
@@ -362,7 +381,7 @@ impl System {
         let designs = ratios.iter().map(|ratios| self.design(ratios, &plain, contexts, target)).collect();
         Ok(Report {
             label: "modelled",
-            source: "TRACE, section IV-B: traffic over bandwidth, no queues, no latency",
+            source: "recovered from TRACE, Figs. 12 to 14: traffic over bandwidth, no queues, no latency",
             accounting: self.accounting,
             shape: self.shape.clone(),
             server: self.server.clone(),

@@ -108,7 +108,8 @@ fn note(paper: f64, design: usize) -> &'static str {
     match (paper.to_bits() == CEILING.to_bits(), design) {
         (true, 2) => "the ceiling is given, not derived; reached because KV in HBM counts as compressed",
         (true, _) => "the ceiling is given, not derived",
-        (_, 2) => "2.0 and 1.25, not the 1.88 and 1.34 that the paper measured",
+        (_, 2) => "KV 2.0 and weights 1.25, not the 1.88 and 1.34 that the paper measured",
+        (_, 1) => "KV 1.0 and weights 1.10, not the 1.33 and 1.259 that the paper measured",
         _ => "",
     }
 }

@@ -22,6 +22,23 @@ fn every_printed_figure_is_reproduced() {
     assert_eq!(checks().len(), 21);
 }
 
+/// Who reads a ratio of `gcomp` in the figures is told that the paper measured another.
+#[test]
+fn ratios_say_where_they_are_from() {
+    for check in checks().iter().filter(|check| check.design == "gcomp") {
+        assert!(check.note.contains("1.33 and 1.259"), "{check:?}");
+    }
+    for (bits, of_gcomp, of_trace) in [
+        (16.0, "weights of Table I;", "Table IV's BF16"),
+        (8.0, "taken to be 1: the paper has none", "Table IV's FP8"),
+        (4.25, "taken to be 1: the paper has none", "Table IV's INT4"),
+    ] {
+        let [_, gcomp, trace] = Ratios::paper(bits);
+        assert!(gcomp.source.contains(of_gcomp) && gcomp.source.contains("has 1.07"), "{}", gcomp.source);
+        assert!(trace.source.contains(of_trace), "{}", trace.source);
+    }
+}
+
 /// Weights that are coded gain until KV that is not outweighs them, with a ceiling in between only.
 #[test]
 fn what_gains_for_a_while_is_found() {
