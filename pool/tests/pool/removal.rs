@@ -3,14 +3,18 @@
 //! Which there are is found by running all scenes with all of them. A scene that fails counts only
 //! if it ends well when the call is made and everything else is alike. What no scene finds is
 //! listed here, with the reason.
+//!
+//! `witnesses.txt` has what found each site before, and is tried first; what it does not find is
+//! searched for. `LAMINA_SITES_WRITE=1` writes it anew, with what finds each site now.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
-use std::sync::Mutex;
+use std::io::{Write, stderr};
+use std::panic::{self, AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, Once};
 
 use lamina_pool::mem::{LeftOut, Site};
 
@@ -18,26 +22,6 @@ use crate::scenes::{SCENES, Scene};
 
 /// Runs for each site, of all scenes that come by it.
 const RUNS: u64 = 1536;
-
-/// Of them, those that all scenes are tried with before [`TELLING`] is.
-const FIRST: u64 = 8;
-
-/// Runs that found what few others find, by scene. They save the time of a search while scenes and
-/// pool do what they did; what they do not find any more is searched for among all.
-const TELLING: &[(&str, &[u64])] = &[
-    ("checks", &[11]),
-    ("classes", &[8, 19, 32, 78, 98, 104, 140, 211]),
-    ("comings", &[20]),
-    ("creates", &[18, 78]),
-    ("deaths", &[74]),
-    ("live", &[12]),
-    ("messages", &[10]),
-    ("pins", &[8, 15, 16, 23, 25, 33, 56, 60, 126, 217]),
-    ("replaced", &[14, 38, 42, 74, 530]),
-    ("tight", &[8, 11]),
-    ("torn", &[19, 20, 36, 144, 158]),
-    ("withdrawn", &[10]),
-];
 
 /// What it brings comes anyway by the node's next fence or count, or is looked at again.
 const LATER: &str = "it only comes later";
@@ -134,29 +118,66 @@ fn name(site: Site) -> String {
     format!("{file} {function} {:?}: {}", site.call, lines[at].trim())
 }
 
-/// Whether one of the scenes that come by finds `site` missing.
-fn is_found(site: Site, scenes: &[(usize, Scene)]) -> bool {
-    let finds = |round: u64, &(index, scene): &(usize, Scene)| {
-        let seed = round * 31 + index as u64;
-        let ends = |is_control| {
-            let run = || scene(seed, Some(LeftOut { site, is_control }));
-            matches!(catch_unwind(AssertUnwindSafe(run)), Ok(Ok(_)))
-        };
-        !ends(false) && ends(true)
-    };
-    let tells = |at: &(usize, Scene)| {
-        let of_scene = TELLING.iter().filter(|(name, _)| *name == SCENES[at.0].0);
-        of_scene.flat_map(|(_, rounds)| *rounds).any(|round| finds(*round, at))
-    };
+thread_local! {
+    static IS_QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether `scene` ends well. Many panic on purpose, and a message with its backtrace takes longer
+/// than the scene: there is none on this thread meanwhile. Others' panics say what they always do.
+fn ends_well(scene: Scene, seed: u64, left_out: LeftOut) -> bool {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let usual = panic::take_hook();
+        panic::set_hook(Box::new(move |what| {
+            if !IS_QUIET.get() {
+                usual(what);
+            }
+        }));
+    });
+    IS_QUIET.set(true);
+    let end = catch_unwind(AssertUnwindSafe(|| scene(seed, Some(left_out))));
+    IS_QUIET.set(false);
+    matches!(end, Ok(Ok(_)))
+}
+
+/// A run that may find a site missing: a scene, by its place in [`SCENES`], and the round.
+type Run = (usize, u64);
+
+fn finds(site: Site, (index, round): Run) -> bool {
+    let seed = round * 31 + index as u64;
+    let ends = |is_control| ends_well(SCENES[index].1, seed, LeftOut { site, is_control });
+    !ends(false) && ends(true)
+}
+
+/// The run that finds `site` missing, of those by the scenes that come by.
+fn search(site: Site, scenes: &[usize]) -> Option<Run> {
     // As many runs, however few scenes come by.
-    let runs = RUNS.div_ceil(scenes.len().min(4) as u64);
-    let any = |mut rounds: Range<u64>| rounds.any(|round| scenes.iter().any(|at| finds(round, at)));
-    any(0..FIRST) || scenes.iter().any(tells) || any(FIRST..runs)
+    let rounds = RUNS.div_ceil(scenes.len().min(4) as u64);
+    let mut runs = (0..rounds).flat_map(|round| scenes.iter().map(move |index| (*index, round)));
+    runs.find(|run| finds(site, *run))
+}
+
+fn table() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pool/witnesses.txt")
+}
+
+/// The table's runs by a site's name, which several sites may share. A run that is wrong, or a line
+/// that is none, costs a search and nothing else.
+fn witnesses() -> BTreeMap<String, Vec<Run>> {
+    let mut witnesses: BTreeMap<String, Vec<Run>> = BTreeMap::new();
+    for line in fs::read_to_string(table()).unwrap_or_default().lines() {
+        let [scene, round, name] = line.splitn(3, ' ').collect::<Vec<_>>()[..] else { continue };
+        let index = SCENES.iter().position(|(known, _)| *known == scene);
+        if let (Some(index), Ok(round)) = (index, round.parse::<u32>()) {
+            witnesses.entry(name.to_owned()).or_default().push((index, round.into()));
+        }
+    }
+    witnesses
 }
 
 /// All that the scenes come by, and which they are.
-fn sites() -> BTreeMap<Site, Vec<(usize, Scene)>> {
-    let mut by_site: BTreeMap<Site, Vec<(usize, Scene)>> = BTreeMap::new();
+fn sites() -> BTreeMap<Site, Vec<usize>> {
+    let mut by_site: BTreeMap<Site, Vec<usize>> = BTreeMap::new();
     for (index, (name, scene)) in SCENES.iter().enumerate() {
         let mut sites = BTreeSet::new();
         for round in 0..6 {
@@ -166,7 +187,7 @@ fn sites() -> BTreeMap<Site, Vec<(usize, Scene)>> {
             }
         }
         for site in sites {
-            by_site.entry(site).or_default().push((index, *scene));
+            by_site.entry(site).or_default().push(index);
         }
     }
     by_site
@@ -182,25 +203,45 @@ fn each_flush_invalidation_and_fence_that_is_left_out_is_found() {
     let wanted = std::env::var("LAMINA_SITES").unwrap_or_default();
     let is_wanted = |site: &Site| !is_listed(site) && name(*site).contains(&wanted);
     let tried: Vec<_> = by_site.iter().filter(|(site, _)| is_wanted(site)).collect();
-    let is_scene = |name: &str| SCENES.iter().any(|(scene, _)| *scene == name);
-    assert!(TELLING.iter().all(|(scene, _)| is_scene(scene)));
-    let next = AtomicUsize::new(0);
-    let missed = Mutex::new(Vec::new());
+    let witnesses = witnesses();
+    let (next, searched) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let (missed, found) = (Mutex::new(Vec::new()), Mutex::new(BTreeSet::new()));
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
                 while let Some((site, scenes)) = tried.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if !is_found(**site, scenes) {
-                        missed.lock().unwrap().push(name(**site));
+                    let name = name(**site);
+                    let mut known = witnesses.get(&name).into_iter().flatten().copied();
+                    let run = known.find(|run| finds(**site, *run)).or_else(|| {
+                        searched.fetch_add(1, Ordering::Relaxed);
+                        search(**site, scenes)
+                    });
+                    match run {
+                        Some((index, round)) => {
+                            let line = format!("{} {round} {name}\n", SCENES[index].0);
+                            found.lock().unwrap().insert((name, line));
+                        }
+                        None => missed.lock().unwrap().push(name),
                     }
                 }
             });
         }
     });
+    let searched = searched.into_inner();
+    if searched > 0 {
+        // Past the harness, which shows only what failed.
+        let advice = "LAMINA_SITES_WRITE=1 has the next run find them at once";
+        writeln!(stderr(), "{searched} of {} sites were searched for: {advice}", tried.len()).unwrap();
+    }
     let missed = missed.into_inner().unwrap();
     assert!(missed.is_empty(), "of {} sites nothing finds {missed:#?}", tried.len());
     let names: BTreeSet<_> = by_site.keys().map(|site| name(*site)).collect();
     let gone: Vec<_> = listed.keys().filter(|listed| !names.contains(**listed)).collect();
     assert!(gone.is_empty(), "listed, and not in the code: {gone:#?}");
     assert!(listed.values().all(|why| [LATER, CHOICE, NEXT].contains(why)));
+    if std::env::var_os("LAMINA_SITES_WRITE").is_some() {
+        assert!(wanted.is_empty(), "LAMINA_SITES chooses a part, and the table has all");
+        let lines: String = found.into_inner().unwrap().into_iter().map(|(_, line)| line).collect();
+        fs::write(table(), lines).unwrap();
+    }
 }
