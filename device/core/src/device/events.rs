@@ -10,8 +10,8 @@
 //! * The image cannot be brought to the disk: one event, however often that is tried.
 //! * Stores are lost because a write-back was refused: an event that names the range. Ranges that
 //!   follow one another are one event. However many there are, they fill no log.
-//! * The last [`MAX_EVENTS`] events are kept. Of more, losses go first: why they came about is worth
-//!   more than each.
+//! * The last [`MAX_EVENTS`] events are kept. Of more, losses go first: why they came about is
+//!   worth more than each.
 
 use std::collections::VecDeque;
 use std::ops::Range;
