@@ -1,6 +1,9 @@
 //! Every row of `golden/views.tsv`, which numpy and `ml_dtypes` have computed; `golden/make.py`
 //! states the rules.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
 use lamina_reference::{Format, view_bytes};
 use sha2::{Digest, Sha256};
 
@@ -52,25 +55,45 @@ fn from_hex(digits: &str) -> Vec<u8> {
     (0..digits.len()).step_by(2).map(byte).collect()
 }
 
+/// What is wrong with a row of the file, if its view is not the one that it tells of.
+fn check(row: &str, enumerations: &[(Format, Vec<u32>)]) -> Option<String> {
+    let [format, elements, spelling, length, sha256] =
+        row.split('\t').collect::<Vec<_>>().try_into().expect("five columns");
+    let format: Format = format.parse().expect("a format");
+    let elements: usize = elements.parse().expect("a count");
+    let (_, all) = enumerations.iter().find(|(of, _)| *of == format).expect("every format is there");
+    let codes = if elements == all.len() { &all[..] } else { &all[all.len() / 3..][..elements] };
+    let row = format!("{format} {spelling} of {elements} elements");
+    match view_bytes(format, spelling, &bytes(format, codes), elements as u64) {
+        Err(why) => Some(format!("{row}: {why}")),
+        Ok(view) if view.len().to_string() != length => {
+            Some(format!("{row}: {} bytes, not {length}", view.len()))
+        }
+        Ok(view) => (Sha256::digest(&view)[..] != from_hex(sha256)).then_some(row),
+    }
+}
+
 #[test]
 fn every_view_has_the_bytes_that_ml_dtypes_and_numpy_compute() {
     let enumerations = Format::ALL.map(|format| (format, enumeration(format)));
-    let (mut rows, mut wrong) = (0, Vec::new());
-    for row in GOLDEN.lines() {
-        let [format, elements, spelling, length, sha256] =
-            row.split('\t').collect::<Vec<_>>().try_into().expect("five columns");
-        let format: Format = format.parse().expect("a format");
-        let elements: usize = elements.parse().expect("a count");
-        let (_, all) = enumerations.iter().find(|(of, _)| *of == format).expect("every format is there");
-        let codes = if elements == all.len() { &all[..] } else { &all[all.len() / 3..][..elements] };
-        let view = view_bytes(format, spelling, &bytes(format, codes), elements as u64)
-            .unwrap_or_else(|why| panic!("{format} {spelling}: {why}"));
-        assert_eq!(view.len().to_string(), length, "{format} {spelling} of {elements} elements");
-        if Sha256::digest(&view)[..] != from_hex(sha256) {
-            wrong.push(format!("{format} {spelling} of {elements} elements"));
+    let rows: Vec<_> = GOLDEN.lines().collect();
+    let next = AtomicUsize::new(0);
+    let check_some = || {
+        let mut checked = Vec::new();
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(row) = rows.get(at) else { return checked };
+            checked.push((at, check(row, &enumerations)));
         }
-        rows += 1;
-    }
+    };
+    let mut checked: Vec<_> = thread::scope(|scope| {
+        let threads = thread::available_parallelism().map_or(1, usize::from);
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(check_some)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    checked.sort_unstable();
+    let rows = checked.len();
+    let wrong: Vec<_> = checked.into_iter().filter_map(|(_, wrong)| wrong).collect();
     assert_eq!(wrong, Vec::<String>::new());
     assert_eq!(rows, 1094, "views.tsv is not whole");
 }
