@@ -55,6 +55,8 @@ use crate::partition_table::{Load, Plan};
 
 /// What a worker ends with after a panic.
 const PANICKED: i32 = 101;
+/// What lists of processes call it: at most 15 bytes.
+const COMM: &str = "lamina-worker";
 /// How often it is noted what was counted, if that has changed.
 const NOTE_EVERY: Duration = Duration::from_millis(250);
 /// How long after a sync that failed another is tried.
@@ -75,6 +77,10 @@ pub(crate) fn work(args: &DeviceArgs, partition_table: &PartitionArgs) -> ! {
     // needs. Memory that they ask for must not wait for pages that they are to write back.
     if let Err(why) = rustix::process::configure_io_flusher_behavior(true) {
         tracing::debug!("memory may wait for the mount: {why}");
+    }
+    // It was started by the number of a descriptor, which says nothing to who lists processes.
+    if let Err(why) = std::fs::write("/proc/self/comm", COMM) {
+        tracing::debug!("this process has no name of its own: {why}");
     }
     let status = match run(args, partition_table) {
         Ok(()) => 0,

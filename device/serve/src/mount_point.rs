@@ -347,13 +347,11 @@ impl OurMount {
         self.source.strip_prefix(SOURCE)?.parse().ok()
     }
 
-    /// Whether nobody serves it any more: its device was killed, and what would start it again.
+    /// Whether the kernel knows that nobody serves it any more: its device was killed, and what
+    /// would start it again. One that only does not answer may live, in another container, too.
     #[must_use]
     pub fn is_dead(&self) -> bool {
-        match probe(&self.path) {
-            Some(answer) => answer.is_err_and(is_of_the_dead),
-            None => self.server().is_some_and(|server| !lives(server)),
-        }
+        probe(&self.path).is_some_and(|answer| answer.is_err_and(is_of_the_dead))
     }
 
     /// Aborts its connection, so that everybody who waits for its server gets an error, and

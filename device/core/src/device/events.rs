@@ -10,9 +10,10 @@
 //! * The image cannot be brought to the disk: one event, however often that is tried.
 //! * Stores are lost because a write-back was refused: an event that names the range. Ranges that
 //!   follow one another are one event. However many there are, they fill no log.
-//! * The last [`MAX_EVENTS`] events are kept. Of more, losses go first: why they came about is
-//!   worth more than each.
+//! * The last [`MAX_EVENTS`] events are kept. Where more than half of these are losses, the oldest
+//!   of them goes first: why they came about is worth more than each.
 
+use std::cmp::Ordering;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -226,17 +227,22 @@ impl Kept {
             (self.told, self.told_since) = (0, Some(now));
         }
         self.told += 1;
-        let is_told = self.told <= LOGGED;
-        if is_told {
-            tracing::warn!("{text}");
+        match self.told.cmp(&LOGGED) {
+            Ordering::Less => tracing::warn!("{text}"),
+            Ordering::Equal => {
+                tracing::warn!("{text}; if there are more in this second, they are not logged")
+            }
+            Ordering::Greater => {}
         }
-        is_told
+        self.told <= LOGGED
     }
 
     fn add(&mut self, began: Instant, kind: Kind, text: String) {
         self.count += 1;
         if self.last.len() == MAX_EVENTS {
-            let oldest = self.last.iter().position(|event| event.kind == Kind::StoresLost);
+            let is_loss = |event: &Event| event.kind == Kind::StoresLost;
+            let are_most = self.last.iter().filter(|event| is_loss(event)).count() > MAX_EVENTS / 2;
+            let oldest = self.last.iter().position(|event| is_loss(event) || !are_most);
             self.last.remove(oldest.unwrap_or(0));
         }
         let event = Event { number: self.count, seconds: began.elapsed().as_secs_f64(), kind, text };
@@ -298,11 +304,14 @@ mod tests {
         let second = Duration::from_secs(1);
         assert_eq!((0..1000).filter(|_| told.tell(later, "")).count() as u64, LOGGED);
         assert!(told.tell(later + second, "") && told.told == 1);
-        // Other kinds go in their order when there is nothing else.
-        for _ in 0..2 * MAX_EVENTS {
-            kept.add(events.began, Kind::NoRoom, String::new());
-        }
-        assert!(kept.last.len() == MAX_EVENTS && kept.last.iter().all(|event| event.kind == Kind::NoRoom));
+        // A loss stays as long as others do, whatever else comes.
+        let mut add = |kind| kept.add(events.began, kind, String::new());
+        (0..2 * MAX_EVENTS).for_each(|_| add(Kind::NoRoom));
+        add(Kind::StoresLost);
+        (1..MAX_EVENTS).for_each(|_| add(Kind::RoomAgain));
+        assert_eq!((kept.last.len(), kept.last[0].kind), (MAX_EVENTS, Kind::StoresLost));
+        kept.add(events.began, Kind::RoomAgain, String::new());
+        assert!(kept.last.iter().all(|event| event.kind == Kind::RoomAgain));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -24,10 +25,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::held::Held;
-use super::program::Program;
-use super::{State, oom};
+use super::{State, Trial, oom};
 use crate::life::{self, Order, Ready, WORKER, Word};
 
+/// The program of this process, wherever its file is.
+const OWN: &str = "/proc/self/exe";
 /// How often a worker that says nothing is looked at.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 /// Milliseconds that a worker which is exiting has for it before its status is taken as it is.
@@ -62,21 +64,33 @@ pub(super) struct Worker {
 impl Worker {
     pub(super) fn start(held: &Held, state: &State, before: Before, careful: bool) -> Result<Self> {
         let (line, theirs) = UnixStream::pair()?;
-        let program = state.lock().program.clone();
-        let started_by = program.as_ref().map_or_else(|| "/proc/self/exe".into(), Program::started_by);
-        let child = Command::new(&started_by)
-            .arg0("lamina-worker")
-            .args(crate::topology::words())
-            .env(WORKER, "1")
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(Stdio::null())
+        let (program, is_tried) = {
+            let now = state.lock();
+            (now.program.clone(), !matches!(now.trial, Trial::Running(_)))
+        };
+        let spawn = |by: &Path| {
+            let theirs = theirs.try_clone()?;
+            let mut command = Command::new(by);
+            command.arg0("lamina-worker").args(crate::topology::words()).env(WORKER, "1");
             // What a terminal sends to the job is the holder's to hear.
-            .process_group(0)
-            .spawn()
-            .with_context(|| {
-                let named = program.as_ref().map_or(started_by.as_path(), Program::path);
-                format!("cannot start a worker of {}", named.display())
-            })?;
+            command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).process_group(0).spawn()
+        };
+        let child = match &program {
+            None => spawn(Path::new(OWN)).context("cannot start a worker"),
+            Some(program) => spawn(&program.started_by())
+                .or_else(|why| {
+                    // A script is there by its path alone.
+                    if !(program.is_script() && is_tried && why.kind() == ErrorKind::NotFound) {
+                        return Err(why);
+                    }
+                    let path = program.path().display();
+                    tracing::error!("{path} is gone: the program that the device began with goes on");
+                    spawn(Path::new(OWN))
+                })
+                .with_context(|| format!("cannot start a worker of {}", program.path().display())),
+        }?;
+        // It has the worker's end alone: only so is its death heard.
+        drop(theirs);
         oom::put_back(child.id());
         let worker = Self { child, line };
         // One that is not told all must not go on beside the next one.

@@ -222,15 +222,25 @@ fn a_program_that_was_upgraded_to_goes_on_when_its_file_is_gone_or_another() {
         shell("cp \"$1\" \"$0\"");
         let done = lamina(&["upgrade", &newer, "--run-dir", &run]).output().unwrap();
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-        for (died, script) in
-            [(1, "rm \"$0\""), (2, "printf '#!/bin/sh\\nexit 1\\n' >\"$0\" && chmod 700 \"$0\"")]
-        {
-            shell(script);
+        let goes_on = |died: u64| {
             kill_worker(&rig.run);
             eventually("a new worker", || deaths(&rig) == died);
             forget(&rig.base());
             same("the tensor", &rig.base().read(0, TENSOR), &rig.bytes);
-        }
+        };
+        shell("rm \"$0\"");
+        goes_on(1);
+        shell("printf '#!/bin/sh\\nexit 1\\n' >\"$0\" && chmod 700 \"$0\"");
+        goes_on(2);
+        // A script is not kept: the program that the device began with is.
+        shell("printf '#!/bin/sh\\nexec \"%s\" \"$@\"\\n' \"$1\" >\"$0\"");
+        let done = lamina(&["upgrade", &newer, "--run-dir", &run]).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        goes_on(3);
+        shell("rm \"$0\"");
+        goes_on(4);
+        let name = std::fs::read_to_string(format!("/proc/{}/comm", worker(rig.run.child.id())));
+        assert_eq!(name.unwrap(), "lamina-worker\n");
     });
 }
 
