@@ -44,8 +44,8 @@ impl By {
     }
 }
 
-/// Boots a guest on the set: it loads every tensor through the region and in every view, writes one by
-/// stores, and loads that again in every view.
+/// Boots a guest on the set: it loads every tensor through the region and in every view, writes one
+/// by stores, and loads that again in every view.
 fn a_guest_puts_the_set_together(by: &By, set: &str, ways: usize, granularity: u32) {
     let folder = tempfile::tempdir().unwrap();
     let judge = Judge::new(&[model()]).unwrap();
