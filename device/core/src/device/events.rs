@@ -13,7 +13,6 @@
 //! * The last [`MAX_EVENTS`] events are kept. Where more than half of these are losses, the oldest
 //!   of them goes first: why they came about is worth more than each.
 
-use std::cmp::Ordering;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -227,14 +226,12 @@ impl Kept {
             (self.told, self.told_since) = (0, Some(now));
         }
         self.told += 1;
-        match self.told.cmp(&LOGGED) {
-            Ordering::Less => tracing::warn!("{text}"),
-            Ordering::Equal => {
-                tracing::warn!("{text}; if there are more in this second, they are not logged")
-            }
-            Ordering::Greater => {}
+        let is_told = self.told <= LOGGED;
+        if is_told {
+            let more = if self.told < LOGGED { "" } else { "; others of this second are not logged" };
+            tracing::warn!("{text}{more}");
         }
-        self.told <= LOGGED
+        is_told
     }
 
     fn add(&mut self, began: Instant, kind: Kind, text: String) {
