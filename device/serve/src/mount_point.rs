@@ -347,11 +347,15 @@ impl OurMount {
         self.source.strip_prefix(SOURCE)?.parse().ok()
     }
 
-    /// Whether the kernel knows that nobody serves it any more: its device was killed, and what
-    /// would start it again. One that only does not answer may live, in another container, too.
+    /// Whether nobody serves it any more: its device was killed, and what would start it again. The
+    /// kernel knows that, unless a thread of the device cannot end before its own mount answers. Of
+    /// one `is_here`, whose processes are this host's to see, that counts as dead, too.
     #[must_use]
-    pub fn is_dead(&self) -> bool {
-        probe(&self.path).is_some_and(|answer| answer.is_err_and(is_of_the_dead))
+    pub fn is_dead(&self, is_here: bool) -> bool {
+        match probe(&self.path) {
+            Some(answer) => answer.is_err_and(is_of_the_dead),
+            None => is_here && self.server().is_some_and(|server| !lives(server)),
+        }
     }
 
     /// Aborts its connection, so that everybody who waits for its server gets an error, and

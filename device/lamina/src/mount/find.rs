@@ -79,7 +79,13 @@ pub(super) fn ours(dir: &Path) -> Result<PathBuf> {
 /// sockets.
 pub(super) fn dead(dir: &Path) -> Result<Option<(PathBuf, OurMount)>> {
     let (run_dir, dir) = named(dir)?;
-    Ok(OurMount::at(&dir).filter(OurMount::is_dead).map(|mount| (run_dir, mount)))
+    Ok(OurMount::at(&dir).filter(|mount| is_dead(mount, &run_dir, &dir)).map(|mount| (run_dir, mount)))
+}
+
+/// Whether nobody serves a mount there any more. What is noted in the directory for its sockets
+/// says that its device was one of this host's.
+fn is_dead(mount: &OurMount, run_dir: &Path, dir: &Path) -> bool {
+    mount.is_dead(is_of(run_dir, dir) && !holder::is_held(run_dir))
 }
 
 /// Whether a process is a `lamina`. The number in a mount's name may be of another container, where
@@ -103,7 +109,7 @@ pub(super) fn mounted(dir: &Path) -> Result<Found> {
         return Ok(Found { api: ApiAt::in_dir(&run_dir), dir: Some(dir) });
     }
     let (dir, socket) = told(&dir).with_context(|| {
-        let is_dead = OurMount::at(&dir).is_some_and(|mount| mount.is_dead());
+        let is_dead = OurMount::at(&dir).is_some_and(|mount| is_dead(&mount, &run_dir, &dir));
         NoDevice(if is_dead {
             format!("the device that was mounted on {0} was killed: `lamina umount {0}` takes its mount away", dir.display())
         } else {
