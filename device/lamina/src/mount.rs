@@ -402,20 +402,18 @@ pub(crate) fn around(path: &Path) -> Result<(ApiAt, PathBuf)> {
 
 /// Takes a mount down.
 pub(crate) fn umount(args: &Umount) -> Result<()> {
-    let run_dir = match find::ours(&args.dir) {
-        Ok(run_dir) => {
-            holder::stop(&run_dir)?;
-            run_dir
-        }
-        Err(why) => {
-            let Some((run_dir, mount)) = find::dead(&args.dir)? else { return Err(why) };
-            let dir = args.dir.display();
-            ensure!(
-                mount.take_away(),
-                "nobody serves {dir} any more, and it cannot be unmounted: `umount -l {dir}` as root does it"
-            );
-            run_dir
-        }
+    // Who asks a dead one anything else may wait for ever.
+    let run_dir = if let Some((run_dir, mount)) = find::dead(&args.dir)? {
+        let dir = args.dir.display();
+        ensure!(
+            mount.take_away(),
+            "nobody serves {dir} any more, and it cannot be unmounted: `umount -l {dir}` as root does it"
+        );
+        run_dir
+    } else {
+        let run_dir = find::ours(&args.dir)?;
+        holder::stop(&run_dir)?;
+        run_dir
     };
     forget(&run_dir);
     if args.json { print_json(&json!({ "unmounted": args.dir })) } else { Ok(()) }

@@ -108,16 +108,18 @@ pub(super) fn mounted(dir: &Path) -> Result<Found> {
     if holder::is_held(&run_dir) {
         return Ok(Found { api: ApiAt::in_dir(&run_dir), dir: Some(dir) });
     }
+    // Who asks it anything else may wait for ever.
+    if OurMount::at(&dir).is_some_and(|mount| is_dead(&mount, &run_dir, &dir)) {
+        let dir = dir.display();
+        bail!(NoDevice(format!(
+            "the device that was mounted on {dir} was killed: `lamina umount {dir}` takes its mount away"
+        )));
+    }
     let (dir, socket) = told(&dir).with_context(|| {
-        let is_dead = OurMount::at(&dir).is_some_and(|mount| is_dead(&mount, &run_dir, &dir));
-        NoDevice(if is_dead {
-            format!("the device that was mounted on {0} was killed: `lamina umount {0}` takes its mount away", dir.display())
-        } else {
-            format!(
+        NoDevice(format!(
             "no device is mounted on {}: `lamina ls` lists those that are, `lamina mount MODEL… {0}` mounts one, and --api reaches one that is served without a mount",
-                dir.display()
-            )
-        })
+            dir.display()
+        ))
     })?;
     Ok(Found { api: socket.into(), dir: Some(dir) })
 }
