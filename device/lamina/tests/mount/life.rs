@@ -105,8 +105,11 @@ fn a_mount_whose_device_was_killed_whole_is_taken_down() {
     kill(Pid::from_raw(holder.try_into().unwrap()), Signal::SIGKILL).unwrap();
     let _ = kill(worker, Signal::SIGKILL);
     // The kernel ends the connection with the last thread, or one waits for the mount to answer it.
-    let stat = || fs::read_to_string(format!("/proc/{holder}/stat"));
-    eventually("its end", || stat().map_or(true, |stat| stat.contains(") Z ") || stat.contains(") X ")));
+    let is_gone = |pid: &u64| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
+        stat.map_or(true, |stat| stat.contains(") Z ") || stat.contains(") X "))
+    };
+    eventually("their end", || [holder, worker.as_raw().unsigned_abs().into()].iter().all(is_gone));
     let why = place.refused(&["ls", &m]);
     assert!(why.contains("was killed") && why.contains(&format!("`lamina umount {m}`")), "{why}");
     place.said(&["umount", &m]);
