@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use lamina_serve::{OurMount, peer};
 
 use crate::args::{ApiAt, To, run_dir};
@@ -108,19 +108,21 @@ pub(super) fn mounted(dir: &Path) -> Result<Found> {
     if holder::is_held(&run_dir) {
         return Ok(Found { api: ApiAt::in_dir(&run_dir), dir: Some(dir) });
     }
-    // Who asks it anything else may wait for ever.
-    if OurMount::at(&dir).is_some_and(|mount| is_dead(&mount, &run_dir, &dir)) {
-        let dir = dir.display();
-        bail!(NoDevice(format!(
-            "the device that was mounted on {dir} was killed: `lamina umount {dir}` takes its mount away"
-        )));
-    }
-    let (dir, socket) = told(&dir).with_context(|| {
-        NoDevice(format!(
-            "no device is mounted on {}: `lamina ls` lists those that are, `lamina mount MODEL… {0}` mounts one, and --api reaches one that is served without a mount",
-            dir.display()
-        ))
-    })?;
+    let is_dead = || OurMount::at(&dir).is_some_and(|mount| is_dead(&mount, &run_dir, &dir));
+    // Who asks a dead one anything else may wait for ever. It may die just now.
+    let told = if is_dead() { None } else { told(&dir) };
+    let Some((dir, socket)) = told else {
+        let at = dir.display();
+        bail!(NoDevice(if is_dead() {
+            format!(
+                "the device that was mounted on {at} was killed: `lamina umount {at}` takes its mount away"
+            )
+        } else {
+            format!(
+                "no device is mounted on {at}: `lamina ls` lists those that are, `lamina mount MODEL… {at}` mounts one, and --api reaches one that is served without a mount"
+            )
+        }));
+    };
     Ok(Found { api: socket.into(), dir: Some(dir) })
 }
 
