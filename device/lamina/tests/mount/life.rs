@@ -101,9 +101,12 @@ fn a_mount_whose_device_was_killed_whole_is_taken_down() {
     let m = place.text("m");
     let holder = place.mount(&["--capacity", "16M"])["pid"].as_u64().unwrap();
     let worker = worker_of(holder).unwrap();
-    // As a control group that has no memory left ends.
-    kill(Pid::from_raw(holder.try_into().unwrap()), Signal::SIGKILL).unwrap();
-    let _ = kill(worker, Signal::SIGKILL);
+    // As a control group that has no memory left ends: neither sees the other's death, of which it
+    // would start another or take the mount away.
+    let tell = |signal| kill(Pid::from_raw(holder.try_into().unwrap()), signal).unwrap();
+    tell(Signal::SIGSTOP);
+    kill(worker, Signal::SIGKILL).unwrap();
+    tell(Signal::SIGKILL);
     // The kernel ends the connection with the last thread, or one waits for the mount to answer it.
     let is_gone = |pid: &u64| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
